@@ -1,0 +1,51 @@
+"""Continual learning that ends in something you can deploy: learn, bundle, serve, export."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from etcl_deploy.bundle.bundle import Bundle, load_bundle
+    from etcl_deploy.errors import EtclError
+    from etcl_deploy.learn.network import MaskedNetwork
+    from etcl_deploy.learn.run import Run
+    from etcl_deploy.learn.task import Task
+    from etcl_deploy.learn.trainer import learn_sequence
+    from etcl_deploy.runtime.predictor import Prediction, Predictor
+
+__version__ = "0.1.0"
+__all__ = [
+    "Bundle",
+    "EtclError",
+    "MaskedNetwork",
+    "Prediction",
+    "Predictor",
+    "Run",
+    "Task",
+    "learn_sequence",
+    "load_bundle",
+]
+
+_HOMES = {
+    "Bundle": "bundle.bundle",
+    "EtclError": "errors",
+    "MaskedNetwork": "learn.network",
+    "Prediction": "runtime.predictor",
+    "Predictor": "runtime.predictor",
+    "Run": "learn.run",
+    "Task": "learn.task",
+    "learn_sequence": "learn.trainer",
+    "load_bundle": "bundle.bundle",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when first used: `import etcl_deploy` is instant and needs no torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'etcl_deploy' has no attribute {name!r}")
+    return getattr(import_module(f"etcl_deploy.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

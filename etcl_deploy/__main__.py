@@ -1,0 +1,5 @@
+"""`python -m etcl_deploy` is `etcl`."""
+
+from etcl_deploy.cli import main
+
+main()

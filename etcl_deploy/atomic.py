@@ -1,0 +1,49 @@
+"""Replace a file as a whole: after a crash at any moment there is the old one or the new one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`; what is written there becomes `path` when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A dot keeps the half-written file out of listings; the ending stays, as some writers look at it.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        _flush(temporary)
+        temporary.chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    with suppress(OSError):  # not every file system can flush a directory
+        _flush(path.parent)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path`, wholly or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    current = os.umask(0o077)
+    os.umask(current)
+    return current

@@ -1,0 +1,1 @@
+"""One small, safe file with everything needed to predict."""

@@ -1,0 +1,36 @@
+"""Bits to bytes and back. Pure.
+
+Packed: bit `i % 8` of byte `i // 8` is weight `i` of the flattened tensor; the unused bits of the last byte are 0.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+def packed_size(shape: tuple[int, ...]) -> int:
+    """How many bytes `pack` gives for a mask of that shape."""
+    return (prod(shape) + 7) // 8
+
+
+def pack(mask: Tensor) -> Tensor:
+    """A bool tensor of any shape as uint8 `[packed_size]`."""
+    bits = mask.flatten().to(torch.uint8)
+    padded = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
+    weights = 1 << torch.arange(8, dtype=torch.uint8, device=mask.device)
+    return (padded * weights).sum(1, dtype=torch.uint8)
+
+
+def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The bool tensor that `pack` took. Raises ValueError on a wrong length or a padding bit that is set."""
+    count = prod(shape)
+    if packed.dtype != torch.uint8 or packed.shape != (packed_size(shape),):
+        raise ValueError(f"a mask of {count} bits takes {packed_size(shape)} bytes, not {tuple(packed.shape)}")
+    weights = 1 << torch.arange(8, dtype=torch.uint8, device=packed.device)
+    bits = (packed.unsqueeze(1) & weights).bool().flatten()
+    if bits[count:].any():
+        raise ValueError("a padding bit of the mask is set")
+    return bits[:count].view(shape)

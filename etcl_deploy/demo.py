@@ -1,0 +1,183 @@
+"""The whole loop on data that ships with a dependency: learn, bundle, serve over real HTTP, export, compare."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from etcl_deploy.bundle import bundle as bundles
+from etcl_deploy.bundle.summary import separate_bytes
+from etcl_deploy.config import load_recipe
+from etcl_deploy.deploy import bundle_run
+from etcl_deploy.export.parity import session
+from etcl_deploy.export.to_mar import archive
+from etcl_deploy.export.to_onnx import export_task
+from etcl_deploy.learn.task import Task
+from etcl_deploy.learn.trainer import Report, predict
+from etcl_deploy.runtime.predictor import Predictor
+from etcl_deploy.serve.properties import Batching, any_free_port
+from etcl_deploy.serve.server import Server, serving
+from etcl_deploy.train import load_tasks, train
+
+MODEL = "demo"
+CLIENTS = 16  # requests under way at once, so that batches mix tasks
+
+Classes = dict[str, list[int]]  # task -> the class chosen for each test item
+
+
+@dataclass(frozen=True)
+class DemoTask:
+    """One row of the demo's table; `agree` when all four ways chose the same class for every item."""
+
+    name: str
+    after_learning: float
+    at_end: float
+    items: int
+    agree: bool
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo found."""
+
+    tasks: tuple[DemoTask, ...]
+    bundle: int
+    separate: int
+    largest_batch: int
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """What `etcl demo --json` prints."""
+        return {
+            "tasks": [asdict(task) for task in self.tasks],
+            "bytes": {"bundle": self.bundle, "separate": self.separate},
+            "largest_batch": self.largest_batch,
+            "seconds": self.seconds,
+        }
+
+
+def run_demo(workdir: Path, report: Report, stage: Callable[[str], None]) -> DemoResult:
+    """Do everything once, in `workdir`; `stage` hears what is going on. No process is left behind."""
+    started = time.monotonic()
+    with _stopping_on_signals():
+        config = load_recipe("digits")
+        stage("reading the digits")
+        tasks, _ = load_tasks(config, None)
+        run = train(config, tasks, workdir / "run", "auto", report)
+        stage("bundling")
+        path = workdir / f"{MODEL}.etcl"
+        bundle_run(run, config, path)
+        bundle = bundles.load_bundle(path)
+        answers = [
+            {t.name: predict(run.network, t.name, t.test_x).argmax(1).tolist() for t in tasks},
+            _ask_predictor(Predictor(bundle), tasks),
+        ]
+        stage("building the archive and starting TorchServe")
+        archive(path, MODEL, workdir / "model_store")
+        batching = Batching(max_delay=50)
+        with serving(MODEL, workdir / "model_store", any_free_port(), batching) as server:
+            stage("asking TorchServe over HTTP")
+            answers.append(_ask_server(server, tasks))
+            largest_batch = _largest_batch(server)
+        stage("exporting to ONNX")
+        answers.append({task.name: _ask_onnx(bundle, task, workdir / f"{task.name}.onnx") for task in tasks})
+    rows = tuple(
+        DemoTask(
+            task.name,
+            run.matrix[i][i],
+            run.matrix[-1][i],
+            len(task.test_y),
+            all(answer[task.name] == answers[0][task.name] for answer in answers),
+        )
+        for i, task in enumerate(tasks)
+    )
+    seconds = time.monotonic() - started
+    return DemoResult(rows, path.stat().st_size, separate_bytes(bundle), largest_batch, seconds)
+
+
+def _ask_predictor(predictor: Predictor, tasks: list[Task]) -> Classes:
+    return {
+        task.name: [answer.index for answer in predictor.predict(list(task.test_x), [task.name] * len(task.test_x))]
+        for task in tasks
+    }
+
+
+def _ask_server(server: Server, tasks: list[Task]) -> Classes:
+    """Every test item of every task as a PNG, tasks taking turns so that they share batches."""
+    queues = [[(task.name, image) for image in task.test_x] for task in tasks]
+    mixed = [item for item in chain(*zip_longest(*queues)) if item is not None]
+    token = server.token()
+
+    def ask(item: tuple[str, Tensor]) -> tuple[str, int]:
+        name, image = item
+        request = urllib.request.Request(
+            server.inference_url,
+            data=png(image),
+            headers={
+                "Authorization": f"Bearer {token}",
+                "X-ETCL-Task": name,
+                "Content-Type": "image/png",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return name, json.load(answer)["index"]
+
+    found: Classes = {task.name: [] for task in tasks}
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        for name, index in pool.map(ask, mixed):
+            found[name].append(index)
+    return found
+
+
+def _largest_batch(server: Server) -> int:
+    request = urllib.request.Request(
+        f"{server.management_url}?customized=true",
+        headers={"Authorization": f"Bearer {server.token('management')}"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        largest: int = json.load(answer)[0]["customizedMetadata"]["batches"]["largest"]
+    return largest
+
+
+def _ask_onnx(bundle: bundles.Bundle, task: Task, path: Path) -> list[int]:
+    export_task(bundle, task.name, path, task.test_x)
+    _, logits = session(path).run(None, {"image": task.test_x.numpy()})
+    return torch.from_numpy(logits).argmax(1).tolist()
+
+
+def png(pixels: Tensor) -> bytes:
+    """uint8 `[height, width, 1 or 3]` as a PNG file."""
+    height, width, channels = pixels.shape
+    buffer = io.BytesIO()
+    mode = "L" if channels == 1 else "RGB"
+    Image.frombytes(mode, (width, height), pixels.numpy().tobytes()).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@contextmanager
+def _stopping_on_signals() -> Iterator[None]:
+    """Turn a polite request to end into an exception, so that the server is stopped on the way out."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

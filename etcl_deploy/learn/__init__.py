@@ -1,0 +1,1 @@
+"""The method: masks over one shared backbone, learned task after task."""

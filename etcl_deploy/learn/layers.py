@@ -1,0 +1,156 @@
+"""The layers of a backbone that many tasks share.
+
+MaskedLayer:  y = layer(x; W * m)       one weight W, one mask m per task
+TaskNorm:     y = gamma_t * (x - mean_t) / std_t + beta_t
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from etcl_deploy.learn.masks import keep_top
+from etcl_deploy.plan import Step
+
+
+class _Select(torch.autograd.Function):
+    """`where(mask, weight, 0)`, whose gradient also reaches the scores the mask was chosen by (straight through)."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, magnitude: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, mask)
+        return torch.where(mask, weight, 0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        weight, mask = ctx.saved_tensors
+        return torch.where(mask, grads[0], 0), grads[0] * weight, None
+
+
+class MaskedLayer(nn.Module):
+    """A convolution or linear layer whose weight a mask thins out.
+
+    `mask` set: that mask is used. `mask` None: it is chosen from the scores, and learned with them.
+    `claimed` marks the weights of finished tasks. While a task is learned they are read from `_frozen`, so no
+    gradient, momentum or weight decay can reach them (Eq. nws1): they keep their bits by construction.
+    """
+
+    weight: nn.Parameter
+    scores: nn.Parameter
+    claimed: Tensor
+    _frozen: Tensor
+
+    def __init__(self, step: Step, density: float, generator: torch.Generator) -> None:
+        super().__init__()
+        assert step.weight_shape is not None
+        self.step = step
+        self.density = density
+        self.mask: Tensor | None = None
+        self.weight = nn.Parameter(torch.empty(step.weight_shape))
+        self.scores = nn.Parameter(torch.empty(step.weight_shape))
+        self.register_buffer("claimed", torch.zeros(step.weight_shape, dtype=torch.bool))
+        self.register_buffer("_frozen", torch.zeros(step.weight_shape), persistent=False)
+        bound = math.sqrt(6 / math.prod(step.weight_shape[1:]))
+        with torch.no_grad():
+            self.weight.uniform_(-bound, bound, generator=generator)
+        self.draw_scores(generator)
+
+    def draw_scores(self, generator: torch.Generator) -> None:
+        """Start the scores anew."""
+        bound = 1 / math.sqrt(math.prod(self.scores.shape[1:]))
+        fresh = torch.empty(self.scores.shape).uniform_(-bound, bound, generator=generator)
+        with torch.no_grad():
+            self.scores.copy_(fresh)
+
+    def freeze_claimed(self) -> None:
+        """Take the claimed weights out of reach before a task is learned."""
+        self._frozen = self.weight.detach().clone()
+
+    def claim(self) -> Tensor:
+        """Fix the mask of the task that was just learned, claim its weights, and give the mask."""
+        mask = keep_top(self.scores, self.density)
+        with torch.no_grad():
+            self.weight.copy_(torch.where(self.claimed, self._frozen, self.weight))
+            self.claimed |= mask
+        return mask
+
+    def effective_weight(self) -> Tensor:
+        """`W * m`: the weight the selected task sees."""
+        if self.mask is not None:
+            return torch.where(self.mask, self.weight, 0)
+        weight = torch.where(self.claimed, self._frozen, self.weight)
+        mask = keep_top(self.scores, self.density)
+        selected: Tensor = _Select.apply(weight, self.scores.abs(), mask)  # type: ignore[no-untyped-call]
+        return selected
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's answer under the selected mask."""
+        if self.step.op == "linear":
+            return F.linear(x, self.effective_weight())
+        s = self.step.settings
+        return F.conv2d(x, self.effective_weight(), None, s["stride"], s["padding"])
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One task's state of one normalization layer, each `[channels]`."""
+
+    gamma: Tensor
+    beta: Tensor
+    mean: Tensor
+    var: Tensor
+
+    EPSILON = 1e-5
+
+    def as_affine(self) -> Tensor:
+        """`[2, channels]`: what the frozen layer multiplies by and what it adds."""
+        scale = self.gamma / torch.sqrt(self.var + self.EPSILON)
+        return torch.stack([scale, self.beta - self.mean * scale])
+
+
+class TaskNorm(nn.Module):
+    """Batch normalization whose statistics and scale belong to the selected task.
+
+    In training it uses the batch's statistics; afterwards the task's own, so that an answer never depends on
+    its neighbours in a batch.
+    """
+
+    gamma: nn.Parameter
+    beta: nn.Parameter
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(features))
+        self.beta = nn.Parameter(torch.zeros(features))
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("var", torch.ones(features))
+
+    def bind(self, norm: Norm | None) -> None:
+        """Use a finished task's state, or start afresh with None."""
+        fresh = norm is None
+        norm = norm or Norm(
+            torch.ones_like(self.mean),
+            torch.zeros_like(self.mean),
+            torch.zeros_like(self.mean),
+            torch.ones_like(self.mean),
+        )
+        self.gamma = nn.Parameter(norm.gamma, requires_grad=fresh)
+        self.beta = nn.Parameter(norm.beta, requires_grad=fresh)
+        self.mean, self.var = norm.mean, norm.var
+
+    def state(self) -> Norm:
+        """A copy of what is bound now."""
+        return Norm(*(t.detach().clone() for t in (self.gamma, self.beta, self.mean, self.var)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x`, normalized."""
+        if self.training:
+            return F.batch_norm(x, None, None, self.gamma, self.beta, True, 0.0, Norm.EPSILON)
+        return F.batch_norm(x, self.mean, self.var, self.gamma, self.beta, False, 0.0, Norm.EPSILON)

@@ -1,0 +1,185 @@
+"""MaskedNetwork: one backbone, many tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from etcl_deploy.errors import UnknownTaskError
+from etcl_deploy.learn import masks
+from etcl_deploy.learn.layers import MaskedLayer, Norm, TaskNorm
+from etcl_deploy.plan import Plan, Step
+from etcl_deploy.preprocessing import Preprocessing
+
+Masks = Mapping[str, Tensor]  # by step name, bool, the weight's shape
+Head = Mapping[str, Tensor]  # "weight" [classes, features] and, where the plan says so, "bias"
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """What a finished task owns: its mask, its normalization and its head, never one without the others."""
+
+    name: str
+    classes: tuple[str, ...]
+    masks: Masks
+    norms: Mapping[str, Norm]
+    head: Head
+
+
+class MaskedNetwork(nn.Module):
+    """A backbone described by a plan, shared by tasks that each see it through their own mask.
+
+    `begin` starts a task, `finish` fixes it for ever, `select` goes back to a finished one. `forward` takes
+    uint8 images `[batch, height, width, channels]` and gives the logits of the task that is selected.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        preprocessing: Preprocessing,
+        density: float,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        if not 0 < density <= 1:
+            raise ValueError(f"density must be above 0 and at most 1, not {density}")
+        self.plan = plan
+        self.preprocessing = preprocessing
+        self.density = density
+        self.finished: dict[str, TaskState] = {}
+        self.masked = nn.ModuleDict({step.name: MaskedLayer(step, density, generator) for step in plan.masked})
+        self.norms = nn.ModuleDict({step.name: TaskNorm(step.settings["features"]) for step in plan.norms})
+        self.head = nn.ParameterDict()
+        self._learning: tuple[str, tuple[str, ...]] | None = None
+
+    @property
+    def masked_layers(self) -> dict[str, MaskedLayer]:
+        """The layers a mask is chosen for, by step name."""
+        return {n: layer for n, layer in self.masked.items() if isinstance(layer, MaskedLayer)}
+
+    @property
+    def norm_layers(self) -> dict[str, TaskNorm]:
+        """The normalization layers, by step name."""
+        return {n: layer for n, layer in self.norms.items() if isinstance(layer, TaskNorm)}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.masked.parameters()).device
+
+    def begin(
+        self,
+        name: str,
+        classes: tuple[str, ...],
+        generator: torch.Generator,
+        *,
+        fresh_scores: bool = False,
+    ) -> None:
+        """Start a task: masks follow the scores, normalization and head are new, claimed weights are frozen."""
+        if name in self.finished:
+            raise ValueError(f"task {name!r} is already learned")
+        for layer in self.masked_layers.values():
+            layer.mask = None
+            layer.freeze_claimed()
+            if fresh_scores:
+                layer.draw_scores(generator)
+        for norm in self.norm_layers.values():
+            norm.bind(None)
+        self._bind_head(self._fresh_head(len(classes), generator), trainable=True)
+        self._learning = (name, classes)
+
+    def finish(self, batches: Iterable[Tensor]) -> TaskState:
+        """Fix the task's mask, re-estimate its normalization over `batches`, claim its weights."""
+        assert self._learning is not None, "begin a task first"
+        name, classes = self._learning
+        fixed = {step: layer.claim() for step, layer in self.masked_layers.items()}
+        for step, layer in self.masked_layers.items():
+            layer.mask = fixed[step]
+        self._estimate_norms(batches)
+        state = TaskState(
+            name,
+            classes,
+            fixed,
+            {step: norm.state() for step, norm in self.norm_layers.items()},
+            {key: value.detach().clone() for key, value in self.head.items()},
+        )
+        self.finished[name] = state
+        self.select(name)
+        return state
+
+    def select(self, name: str) -> None:
+        """Bind mask, normalization and head of a finished task together, ready to predict."""
+        state = self.finished.get(name)
+        if state is None:
+            raise UnknownTaskError(name, self.finished, "this run")
+        for step, layer in self.masked_layers.items():
+            layer.mask = state.masks[step]
+        for step, norm in self.norm_layers.items():
+            norm.bind(state.norms[step])
+        self._bind_head(state.head, trainable=False)
+        self._learning = None
+        self.eval()
+
+    def restore(self, state: TaskState) -> None:
+        """Take in a task that was finished in an earlier process."""
+        self.finished[state.name] = state
+
+    def claimed(self) -> float:
+        """The share of backbone weights some task owns."""
+        return masks.density(layer.claimed for layer in self.masked_layers.values())
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the head sees: `[batch, features]`."""
+        return self.plan.run(self.preprocessing.normalize(images), self._apply_step)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of the selected task, `[batch, classes]`."""
+        bias = self.head["bias"] if self.plan.head_bias else None
+        return F.linear(self.features(images), self.head["weight"], bias)
+
+    def _apply_step(self, step: Step, x: Tensor) -> Tensor:
+        layer = self.norms[step.name] if step.op == "norm" else self.masked[step.name]
+        result: Tensor = layer(x)
+        return result
+
+    def _fresh_head(self, classes: int, generator: torch.Generator) -> Head:
+        bound = self.plan.features**-0.5
+        shapes: dict[str, tuple[int, ...]] = {"weight": (classes, self.plan.features)}
+        if self.plan.head_bias:
+            shapes["bias"] = (classes,)
+        return {
+            key: torch.empty(shape).uniform_(-bound, bound, generator=generator).to(self.device)
+            for key, shape in shapes.items()
+        }
+
+    def _bind_head(self, head: Head, *, trainable: bool) -> None:
+        self.head = nn.ParameterDict({key: nn.Parameter(value, requires_grad=trainable) for key, value in head.items()})
+
+    @torch.no_grad()
+    def _estimate_norms(self, batches: Iterable[Tensor]) -> None:
+        """Set every normalization layer's mean and variance to those over all items, under the final mask."""
+        sums = {name: torch.zeros(3, len(n.mean)).double() for name, n in self.norm_layers.items()}
+
+        def collect(name: str, x: Tensor) -> None:
+            channels = x.double().transpose(0, 1).flatten(1)
+            count = torch.full_like(channels[:, 0], channels.shape[1])
+            sums[name] += torch.stack([count, channels.sum(1), channels.square().sum(1)]).cpu()
+
+        hooks = [
+            norm.register_forward_pre_hook(lambda _, args, name=name: collect(name, args[0]))
+            for name, norm in self.norm_layers.items()
+        ]
+        self.train()
+        for images in batches if hooks else ():
+            self.features(images)
+        for hook in hooks:
+            hook.remove()
+        for name, norm in self.norm_layers.items():
+            count, total, squares = sums[name]
+            mean = total / count
+            norm.mean = mean.float().to(self.device)
+            norm.var = (squares / count - mean.square()).clamp_min(0).float().to(self.device)

@@ -1,0 +1,53 @@
+"""How pixels become the network's input: the size images are brought to, and the scale of their values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+from torch import Tensor
+
+MAX_SIDE = 2048
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Images are resized to `height` x `width` with `channels` (1 grey, 3 RGB), then `(x/255 - mean) / std`."""
+
+    height: int
+    width: int
+    channels: int
+    mean: float = 0.5
+    std: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not all(type(v) is int and 0 < v <= MAX_SIDE for v in (self.height, self.width)):
+            raise ValueError(f"image sides must be 1 to {MAX_SIDE}, not {self.height} x {self.width}")
+        if self.channels not in (1, 3):
+            raise ValueError(f"channels must be 1 (grey) or 3 (colour), not {self.channels!r}")
+        if not (isfinite(self.mean) and isfinite(self.std) and self.std > 0):
+            raise ValueError(f"mean {self.mean} and std {self.std} must be finite, std above 0")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of a prepared image."""
+        return (self.height, self.width, self.channels)
+
+    @property
+    def scale(self) -> float:
+        """What a pixel value is multiplied by."""
+        return 1 / (255 * self.std)
+
+    @property
+    def shift(self) -> float:
+        """What is added then."""
+        return -self.mean / self.std
+
+    def normalize(self, pixels: Tensor) -> Tensor:
+        """uint8 `[batch, height, width, channels]` to float32 `[batch, channels, height, width]`."""
+        return pixels.permute(0, 3, 1, 2).float() * self.scale + self.shift
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as a JSON object."""
+        return asdict(self)

@@ -1,0 +1,1 @@
+"""Named experiments, one TOML file each."""

@@ -1,0 +1,200 @@
+"""What a person sees: results as rich tables, training as progress bars. Nothing here prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from etcl_deploy.demo import DemoResult
+    from etcl_deploy.doctor import Check
+    from etcl_deploy.learn.trainer import Event
+
+GOOD, BAD, QUIET = "green", "red", "dim"
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them: 5.21 MB."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """An empty table; columns named with a leading '>' are aligned right."""
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for column in columns:
+        made.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
+    return made
+
+
+def facts(**values: str) -> Text:
+    """Names in bold, each followed by its value, on one line."""
+    line = Text()
+    for name, value in values.items():
+        line.append(f"{name} ", "bold").append(f"{value}   ")
+    return line
+
+
+def run_report(summary: Mapping[str, Any]) -> RenderableType:
+    """The accuracy matrix and what is read from it."""
+    names = summary["tasks"]
+    # One column a task fits a terminal up to about eight; beyond that the matrix is in --json.
+    shown = names if len(names) <= 8 else []
+    matrix = table("task", ">learned", ">now", *(f">after {i + 1}" for i in range(len(shown))))
+    for i, name in enumerate(names):
+        column = [row[i] if i < len(row) else None for row in summary["matrix"]]
+        cells = ["" if value is None else f"{value:.1f}" for value in column[: len(shown)]]
+        now = summary["matrix"][-1][i]
+        matrix.add_row(f"{i + 1} {name}", f"{summary['matrix'][i][i]:.1f}", f"{now:.1f}", *cells)
+    line = facts(
+        ACC=f"{summary['acc']:.2f} %",
+        BWT="-" if summary["bwt"] is None else f"{summary['bwt']:+.4f}",
+        claimed=f"{summary['claimed']:.0%} of the backbone",
+        time=f"{summary['seconds']:.0f} s",
+    )
+    parts: list[RenderableType] = [matrix, line]
+    if summary["claimed"] > 0.95:
+        parts.append(
+            Text(
+                "Nearly every weight is claimed: further tasks can only re-use them. "
+                "A lower --density or a wider network (--set width=N) leaves more room.",
+                style="yellow",
+            )
+        )
+    return Group(*parts)
+
+
+def bundle_report(info: Mapping[str, Any]) -> RenderableType:
+    """Bytes by part, with bars, and by task."""
+    parts = table("part", ">bytes", ">share", "", title=f"{info['backbone']} bundle")
+    total = info["bytes"]["total"]
+    for part in ("backbone", "masks", "heads", "norms", "manifest"):
+        count = info["bytes"][part]
+        parts.add_row(part, size(count), f"{count / total:.1%}", "█" * round(30 * count / total))
+    parts.add_row("total", size(total), "", "", style="bold")
+    tasks = table("task", ">classes", ">accuracy", ">density", ">mask", ">head", ">norm", ">total")
+    for task in info["tasks"]:
+        accuracy = "-" if task["accuracy"] is None else f"{task['accuracy']:.1f}"
+        counts = (size(task["bytes"][part]) for part in ("mask", "head", "norm", "total"))
+        classes = str(len(task["classes"]))
+        tasks.add_row(task["name"], classes, accuracy, f"{task['density']:.2f}", *counts)
+    against = f"{total / info['separate']:.2f} of {len(info['tasks'])} separate dense models"
+    line = f"{size(total)}: {against} ({size(info['separate'])})"
+    return Group(parts, tasks, Text(line, style="bold"), Text(f"digest {info['digest']}", QUIET))
+
+
+def predictions_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One line an image: class, probability, and the runners-up."""
+    made = table("image", "task", "class", ">probability", "then")
+    for row in rows:
+        best = sorted(row["scores"].items(), key=lambda item: -item[1])
+        then = ", ".join(f"{label} {score:.3f}" for label, score in best[1:4])
+        made.add_row(row["input"], row["task"], row["label"], f"{best[0][1]:.3f}", then)
+    return made
+
+
+def demo_report(result: DemoResult) -> RenderableType:
+    """Per task: accuracy then and now, and whether the four ways to ask agree; then the sizes."""
+    made = table(
+        "task",
+        ">after learning",
+        ">at the end",
+        ">test items",
+        "network = Predictor = TorchServe = ONNX",
+    )
+    for task in result.tasks:
+        agree = Text("same class for every item", GOOD) if task.agree else Text("DIFFERENT", BAD)
+        accuracies = (f"{task.after_learning:.1f} %", f"{task.at_end:.1f} %")
+        made.add_row(task.name, *accuracies, str(task.items), agree)
+    sizes = {
+        "bundle": size(result.bundle),
+        f"{len(result.tasks)} separate models": size(result.separate),
+        "ratio": f"{result.bundle / result.separate:.2f}",
+        "largest mixed batch": str(result.largest_batch),
+        "time": f"{result.seconds:.0f} s",
+    }
+    return Group(made, facts(**sizes))
+
+
+def server_report(info: Mapping[str, Any], example: str | None) -> RenderableType:
+    """Where a server is, and a line to try it."""
+    made = Table.grid(padding=(0, 2))
+    for key, value in info.items():
+        made.add_row(Text(key.replace("_", " "), "bold"), Text(str(value), overflow="fold"))
+    if example is None:
+        return made
+    return Group(made, Text(""), Text("try it:", "bold"), Text(example, "cyan", overflow="fold"))
+
+
+def doctor_report(checks: Sequence[Check]) -> RenderableType:
+    """One line a check."""
+    made = table("", "what", "found", "how to get it")
+    for check in checks:
+        sign = Text("✓", GOOD) if check.ok else Text("✗" if check.needed else "-", BAD if check.needed else QUIET)
+        made.add_row(sign, check.name, check.found, check.hint)
+    return made
+
+
+class TrainingProgress:
+    """Two bars on a console: tasks of the sequence, epochs of the task at hand."""
+
+    def __init__(self, console: Console) -> None:
+        self.bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", style=QUIET),
+            console=console,
+            transient=True,
+        )
+        self.console = console
+        self.sequence = self.bars.add_task("tasks", total=None, note="", visible=False)
+        self.epochs = self.bars.add_task("", total=None, note="", visible=False)
+
+    def __call__(self, event: Event) -> None:
+        """Show one event of the trainer."""
+        from etcl_deploy.learn.trainer import EpochDone, TaskDone, TaskStarted
+
+        if isinstance(event, TaskStarted):
+            self.bars.update(self.sequence, total=event.total, visible=event.total > 1)
+            self.bars.reset(self.epochs, description=event.task, visible=True, note="")
+        elif isinstance(event, EpochDone):
+            note = f"loss {event.loss:.3f}"
+            self.bars.update(self.epochs, total=event.epochs, completed=event.epoch, note=note)
+        elif isinstance(event, TaskDone):
+            self.bars.update(self.epochs, visible=False)
+            self.bars.advance(self.sequence)
+            row = event.run.matrix[-1]
+            claimed = f"{event.run.network.claimed():.0%} of the backbone claimed"
+            self.console.print(Text.assemble(("✓ ", GOOD), f"{event.task}: {row[-1]:.1f} %  ", (claimed, QUIET)))
+
+    def note(self, text: str) -> None:
+        """Say something that stays on the screen."""
+        self.console.print(Text(text, "yellow"))
+
+    def stage(self, what: str) -> None:
+        """Say what goes on between and after the tasks."""
+        self.bars.reset(self.epochs, description=what, visible=True, total=None, note="")

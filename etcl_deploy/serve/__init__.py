@@ -1,0 +1,1 @@
+"""Start, find and stop a TorchServe of our own."""

@@ -1,0 +1,85 @@
+"""The server's configuration: TorchServe's secure defaults, stated, and values that suit one small machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass
+
+from etcl_deploy.errors import ServeError
+
+HOST = "127.0.0.1"
+PORTS = 5  # in a row: inference, management, metrics, and two for gRPC
+DEFAULT_PORT = 8080
+
+
+@dataclass(frozen=True)
+class Batching:
+    """Workers, and how requests are gathered into batches."""
+
+    workers: int = 1
+    batch_size: int = 16
+    max_delay: int = 10  # milliseconds a request waits for company
+
+
+def render(model: str, store: str, port: int, batching: Batching) -> str:
+    """The text of `config.properties` for one model in `store`."""
+    settings = {
+        "minWorkers": batching.workers,
+        "maxWorkers": batching.workers,
+        "batchSize": batching.batch_size,
+        "maxBatchDelay": batching.max_delay,
+        "responseTimeout": 120,
+        "defaultVersion": True,
+        "marName": f"{model}.mar",
+    }
+    lines = {
+        "inference_address": f"http://{HOST}:{port}",
+        "management_address": f"http://{HOST}:{port + 1}",
+        "metrics_address": f"http://{HOST}:{port + 2}",
+        "grpc_inference_address": HOST,
+        "grpc_inference_port": port + 3,
+        "grpc_management_address": HOST,
+        "grpc_management_port": port + 4,
+        "model_store": store,
+        "load_models": f"{model}.mar",
+        "models": json.dumps({model: {"1.0": settings}}),
+        "allowed_urls": f"file://{store}/.*",
+        "disable_token_authorization": "false",
+        "enable_model_api": "false",
+        "enable_envvars_config": "false",
+        "install_py_dep_per_model": "false",
+        "max_request_size": 6_553_500,
+        "job_queue_size": 1000,
+        "disable_system_metrics": "true",
+    }
+    return "".join(f"{key}={value}\n" for key, value in lines.items())
+
+
+def free_port(first: int) -> int:
+    """`first`, if it and the next four are free; else an error that says which one is taken."""
+    for port in range(first, first + PORTS):
+        if not _is_free(port):
+            raise ServeError(f"port {port} is taken; name another with --port (it uses {PORTS} in a row)")
+    return first
+
+
+def any_free_port() -> int:
+    """A port with four free ones after it, for servers nobody needs to find by number."""
+    for _ in range(100):
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            first: int = probe.getsockname()[1]
+        if first + PORTS < 65536 and all(_is_free(port) for port in range(first, first + PORTS)):
+            return first
+    raise ServeError(f"found no {PORTS} free ports in a row")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,90 @@
+"""From settings to a run: find the tasks, build the network, learn, save after every task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from etcl_deploy.config import Config
+from etcl_deploy.data.folders import load_folder
+from etcl_deploy.data.sequences import load_sequence
+from etcl_deploy.errors import ConfigError
+from etcl_deploy.learn import run as runs
+from etcl_deploy.learn.backbones import BACKBONES
+from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.task import Task
+from etcl_deploy.learn.trainer import Event, Report, TaskDone, learn_sequence
+from etcl_deploy.plan import PlanError
+from etcl_deploy.preprocessing import Preprocessing
+
+
+def load_tasks(config: Config, data: Path | None) -> tuple[list[Task], tuple[Path, ...]]:
+    """The tasks of a folder, or of the config's sequence; and the files that were no images."""
+    images = config.images
+    preprocessing = _preprocessing(config)
+    if data is None:
+        return load_sequence(config.sequence, preprocessing)[: config.tasks], ()
+    found = load_folder(data, preprocessing, images.test_share, config.learning.seed, config.tasks)
+    return list(found.tasks), found.ignored
+
+
+def build_network(config: Config) -> MaskedNetwork:
+    """A network with fresh weights and scores, as the config describes it."""
+    network = config.network
+    if network.backbone not in BACKBONES:
+        raise ConfigError(f"unknown backbone {network.backbone!r}; known: {', '.join(sorted(BACKBONES))}")
+    preprocessing = _preprocessing(config)
+    image = (preprocessing.channels, preprocessing.height, preprocessing.width)
+    width = {} if network.width is None else {"width": network.width}
+    try:
+        plan = BACKBONES[network.backbone](image, **width)
+        _ = plan.shapes
+    except PlanError as error:
+        raise ConfigError(f"{network.backbone} does not fit images of {image}: {error}") from None
+    generator = torch.Generator().manual_seed(config.learning.seed)
+    return MaskedNetwork(plan, preprocessing, network.density, generator)
+
+
+def train_from(
+    config: Config,
+    data: Path | None,
+    directory: Path,
+    device: str,
+    report: Report,
+    note: Callable[[str], None],
+) -> runs.Run:
+    """Find the tasks and learn them; `note` hears what the user should know."""
+    runs.check_free(directory)
+    tasks, ignored = load_tasks(config, data)
+    if ignored:
+        note(f"left out {len(ignored)} files that are not images, first {ignored[0]}")
+    return train(config, tasks, directory, device, report)
+
+
+def train(config: Config, tasks: Sequence[Task], directory: Path, device: str, report: Report) -> runs.Run:
+    """Learn `tasks` and leave a run in `directory`, which is complete after every task."""
+    runs.check_free(directory)
+    network = build_network(config).to(choose_device(device))
+
+    def save_and_report(event: Event) -> None:
+        if isinstance(event, TaskDone):
+            runs.save(event.run, config, directory)
+        report(event)
+
+    return learn_sequence(network, tasks, config.learning, save_and_report)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one; asking for CUDA where there is none is an error."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("no CUDA device is available here; use --device cpu or auto")
+    return torch.device(name)
+
+
+def _preprocessing(config: Config) -> Preprocessing:
+    images = config.images
+    return Preprocessing(images.size, images.size, images.channels, images.mean, images.std)

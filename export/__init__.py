@@ -1,0 +1,1 @@
+"""From a run or a bundle to files other programs read."""

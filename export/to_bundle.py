@@ -1,0 +1,41 @@
+"""A learned network to the bytes of a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from etcl_deploy.bundle import bundle
+from etcl_deploy.bundle.codec import pack
+from etcl_deploy.learn import masks
+from etcl_deploy.learn.network import MaskedNetwork, TaskState
+
+
+def bundle_bytes(
+    network: MaskedNetwork,
+    backbone: str,
+    accuracies: Mapping[str, float],
+    about: Mapping[str, Any],
+) -> bytes:
+    """The bundle of every finished task; `about` says where it comes from. Same network, same bytes."""
+    weights = {
+        # What no task selects is noise: zero, so that it neither tells anything nor changes the file.
+        step: torch.where(layer.claimed, layer.weight.detach(), 0)
+        for step, layer in network.masked_layers.items()
+    }
+    tasks = {name: _bundled(state, accuracies.get(name)) for name, state in network.finished.items()}
+    return bundle.to_bytes(backbone, network.plan, network.preprocessing, weights, tasks, about)
+
+
+def _bundled(state: TaskState, accuracy: float | None) -> bundle.BundledTask:
+    return bundle.BundledTask(
+        state.name,
+        state.classes,
+        masks.density(state.masks.values()),
+        accuracy,
+        {step: pack(mask) for step, mask in state.masks.items()},
+        {step: norm.as_affine() for step, norm in state.norms.items()},
+        state.head,
+    )

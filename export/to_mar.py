@@ -1,0 +1,105 @@
+"""A bundle to a TorchServe archive that needs nothing of ours on the server.
+
+The archive carries the bundle, the handler and the few modules of this package the handler uses. A server needs
+torch, torchserve and safetensors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib import resources
+from pathlib import Path
+
+from etcl_deploy import atomic
+from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.errors import ExportError
+
+BUNDLE_NAME = "bundle.etcl"
+HANDLER_NAME = "etcl_handler.py"
+CONFIG_NAME = "model-config.yaml"
+VERSION = "1.0"
+# What the handler imports, and what that imports: no trainer, no data readers, no config.
+CARRIED = ("__init__", "atomic", "errors", "plan", "preprocessing", "bundle", "runtime")
+
+
+def archive(bundle: Path, name: str, model_store: Path) -> Path:
+    """`model_store/name.mar`, written again only if what belongs in it has changed."""
+    check_name(name)
+    load_bundle(bundle)
+    contents = _contents(bundle)
+    target = model_store / f"{name}.mar"
+    if not _is_current(target, contents):
+        with atomic.replacing(target) as temporary:
+            _run_archiver(contents, name, temporary)
+    return target
+
+
+def check_name(name: str) -> None:
+    """Refuse a name TorchServe would refuse, or that is not a plain file name."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", name):
+        raise ExportError(f"{name!r} cannot name a model; use letters, digits, '_', '.' and '-', as in --name my-model")
+
+
+def _contents(bundle: Path) -> dict[str, bytes]:
+    """Path inside the archive -> bytes."""
+    handlers = resources.files("etcl_deploy.handlers")
+    contents = {
+        BUNDLE_NAME: bundle.read_bytes(),
+        HANDLER_NAME: (handlers / HANDLER_NAME).read_bytes(),
+        CONFIG_NAME: (handlers / CONFIG_NAME).read_bytes(),
+    }
+    package = Path(str(resources.files("etcl_deploy")))
+    for part in CARRIED:
+        path = package / part
+        for file in sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]:
+            contents[f"etcl_deploy/{file.relative_to(package).as_posix()}"] = file.read_bytes()
+    return contents
+
+
+def _is_current(target: Path, contents: dict[str, bytes]) -> bool:
+    try:
+        with zipfile.ZipFile(target) as archive:
+            return all(archive.read(name) == data for name, data in contents.items())
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return False
+
+
+def _run_archiver(contents: dict[str, bytes], name: str, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="etcl-") as directory:
+        root = Path(directory)
+        for inner, data in contents.items():
+            (root / "in" / inner).parent.mkdir(parents=True, exist_ok=True)
+            (root / "in" / inner).write_bytes(data)
+        (root / "extra").mkdir()
+        (root / "in" / "etcl_deploy").rename(root / "extra" / "etcl_deploy")
+        (root / "out").mkdir()
+        (root / "tmp").mkdir()
+        options = {
+            "--model-name": name,
+            "--version": VERSION,
+            "--handler": HANDLER_NAME,
+            "--serialized-file": BUNDLE_NAME,
+            "--config-file": CONFIG_NAME,
+            "--extra-files": "../extra",
+            "--export-path": "../out",
+        }
+        words = [word for pair in options.items() for word in pair]
+        done = subprocess.run(
+            [sys.executable, "-m", "model_archiver.model_packaging", *words],
+            cwd=root / "in",
+            # The archiver empties <temporary directory>/<name>, whatever is in it: give it one of its own.
+            env={**os.environ, "TMPDIR": str(root / "tmp")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ExportError(f"torch-model-archiver failed: {last}")
+        shutil.copyfile(root / "out" / f"{name}.mar", target)

@@ -1,0 +1,1 @@
+"""The TorchServe side: what goes into an archive beside the bundle."""
