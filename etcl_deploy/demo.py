@@ -41,13 +41,18 @@ Classes = dict[str, list[int]]  # task -> the class chosen for each test item
 
 @dataclass(frozen=True)
 class DemoTask:
-    """One row of the demo's table; `agree` when all four ways chose the same class for every item."""
+    """One row of the demo's table: accuracy then and now, and for how many items each way agrees with the network."""
 
     name: str
     after_learning: float
     at_end: float
     items: int
-    agree: bool
+    same: dict[str, int]
+
+    @property
+    def agree(self) -> bool:
+        """All four ways chose the same class for every item."""
+        return all(count == self.items for count in self.same.values())
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class DemoResult:
     def as_json(self) -> dict[str, Any]:
         """What `etcl demo --json` prints."""
         return {
-            "tasks": [asdict(task) for task in self.tasks],
+            "tasks": [{**asdict(task), "agree": task.agree} for task in self.tasks],
             "bytes": {"bundle": self.bundle, "separate": self.separate},
             "largest_batch": self.largest_batch,
             "seconds": self.seconds,
@@ -82,31 +87,33 @@ def run_demo(workdir: Path, report: Report, stage: Callable[[str], None]) -> Dem
         path = workdir / f"{MODEL}.etcl"
         bundle_run(run, config, path)
         bundle = bundles.load_bundle(path)
-        answers = [
-            {t.name: predict(run.network, t.name, t.test_x).argmax(1).tolist() for t in tasks},
-            _ask_predictor(Predictor(bundle), tasks),
-        ]
+        network = {t.name: predict(run.network, t.name, t.test_x).argmax(1).tolist() for t in tasks}
+        ways = {"Predictor": _ask_predictor(Predictor(bundle), tasks)}
         stage("building the archive and starting TorchServe")
         archive(path, MODEL, workdir / "model_store")
         batching = Batching(max_delay=50)
         with serving(MODEL, workdir / "model_store", any_free_port(), batching) as server:
             stage("asking TorchServe over HTTP")
-            answers.append(_ask_server(server, tasks))
+            ways["TorchServe"] = _ask_server(server, tasks)
             largest_batch = _largest_batch(server)
         stage("exporting to ONNX")
-        answers.append({task.name: _ask_onnx(bundle, task, workdir / f"{task.name}.onnx") for task in tasks})
+        ways["ONNX"] = {t.name: _ask_onnx(bundle, t, workdir / f"{t.name}.onnx") for t in tasks}
     rows = tuple(
         DemoTask(
             task.name,
             run.matrix[i][i],
             run.matrix[-1][i],
             len(task.test_y),
-            all(answer[task.name] == answers[0][task.name] for answer in answers),
+            {way: _same(found[task.name], network[task.name]) for way, found in ways.items()},
         )
         for i, task in enumerate(tasks)
     )
     seconds = time.monotonic() - started
     return DemoResult(rows, path.stat().st_size, separate_bytes(bundle), largest_batch, seconds)
+
+
+def _same(found: list[int], expected: list[int]) -> int:
+    return sum(a == b for a, b in zip(found, expected, strict=True))
 
 
 def _ask_predictor(predictor: Predictor, tasks: list[Task]) -> Classes:

@@ -98,6 +98,18 @@ _STATELESS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+def weigh(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """What a convolution or linear step makes of `x` with the given weight."""
+    if step.op == "linear":
+        return F.linear(x, weight, bias)
+    stride, padding = step.settings["stride"], step.settings["padding"]
+    if step.settings["kernel"] == 1 and stride > 1 and padding == 0:
+        # The same result. oneDNN's weight gradient for strided 1x1 convolutions with fewer than 8 channels
+        # writes out of bounds (oneDNN issue 6035): garbage, a crash or a hang, so it is never asked for one.
+        x, stride = x[:, :, ::stride, ::stride], 1
+    return F.conv2d(x, weight, bias, stride, padding)
+
+
 @dataclass(frozen=True)
 class Step:
     """One operation: its name, what it does, whose results it takes, and its sizes."""

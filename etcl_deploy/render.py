@@ -113,18 +113,14 @@ def predictions_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def demo_report(result: DemoResult) -> RenderableType:
-    """Per task: accuracy then and now, and whether the four ways to ask agree; then the sizes."""
-    made = table(
-        "task",
-        ">after learning",
-        ">at the end",
-        ">test items",
-        "network = Predictor = TorchServe = ONNX",
-    )
+    """Per task: accuracy then and now, how many items each way gave the network's class; then the sizes."""
+    ways = list(result.tasks[0].same)
+    made = table("task", ">after learning", ">at the end", *(f">{way}" for way in ways))
     for task in result.tasks:
-        agree = Text("same class for every item", GOOD) if task.agree else Text("DIFFERENT", BAD)
-        accuracies = (f"{task.after_learning:.1f} %", f"{task.at_end:.1f} %")
-        made.add_row(task.name, *accuracies, str(task.items), agree)
+        counts = [
+            Text(f"{count}/{task.items} same", GOOD if count == task.items else BAD) for count in task.same.values()
+        ]
+        made.add_row(task.name, f"{task.after_learning:.1f} %", f"{task.at_end:.1f} %", *counts)
     sizes = {
         "bundle": size(result.bundle),
         f"{len(result.tasks)} separate models": size(result.separate),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etcl_deploy.learn.masks import keep_top
-from etcl_deploy.plan import Step
+from etcl_deploy.plan import Step, weigh
 
 
 class _Select(torch.autograd.Function):
@@ -90,10 +90,7 @@ class MaskedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's answer under the selected mask."""
-        if self.step.op == "linear":
-            return F.linear(x, self.effective_weight())
-        s = self.step.settings
-        return F.conv2d(x, self.effective_weight(), None, s["stride"], s["padding"])
+        return weigh(self.step, x, self.effective_weight())
 
 
 @dataclass(frozen=True)

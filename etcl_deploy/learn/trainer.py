@@ -127,8 +127,8 @@ def _optimizer(network: MaskedNetwork, options: Learning) -> torch.optim.Optimiz
         },
     ]
     if options.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum)
-    return torch.optim.Adam(groups, lr=options.learning_rate)
+        return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum, fused=True)
+    return torch.optim.Adam(groups, lr=options.learning_rate, fused=True)
 
 
 def _rate(options: Learning, epoch: int) -> float:

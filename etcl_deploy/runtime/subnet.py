@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.bundle.codec import unpack
-from etcl_deploy.plan import Plan, Step
+from etcl_deploy.plan import Plan, Step, weigh
 
 
 class Subnet(nn.Module):
@@ -37,10 +37,8 @@ class Subnet(nn.Module):
 
     def _apply_step(self, step: Step, x: Tensor) -> Tensor:
         weight, bias = self.weights[f"{step.name}.weight"], self.weights.get(f"{step.name}.bias")
-        if step.op == "linear":
-            return F.linear(x, weight, bias)
-        if step.op == "conv2d":
-            return F.conv2d(x, weight, bias, step.settings["stride"], step.settings["padding"])
+        if step.op != "norm":
+            return weigh(step, x, weight, bias)
         assert bias is not None
         shape = (1, -1) + (1,) * (x.ndim - 2)
         return x * weight.view(shape) + bias.view(shape)

@@ -1,0 +1,51 @@
+"""One small sequence, learned once, that most tests look at."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from etcl_deploy.bundle.bundle import Bundle, load_bundle
+from etcl_deploy.config import Config, load_recipe
+from etcl_deploy.deploy import bundle_run
+from etcl_deploy.learn.run import Run
+from etcl_deploy.learn.task import Task
+from etcl_deploy.train import load_tasks, train
+
+ROOT = Path(__file__).parent.parent
+ETCL = Path(sys.executable).parent / "etcl"
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Five tasks of real digits on a narrow resnet18: fast to learn, with every kind of layer in it."""
+
+    config: Config
+    tasks: list[Task]
+    run: Run
+    directory: Path
+    path: Path
+
+    @property
+    def bundle(self) -> Bundle:
+        return load_bundle(self.path)
+
+
+@pytest.fixture(scope="session")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
+    directory = tmp_path_factory.mktemp("learned")
+    config = load_recipe("digits").with_values({"width": 8, "epochs": 2})
+    tasks, _ = load_tasks(config, None)
+    run = train(config, tasks, directory / "run", "cpu", lambda event: None)
+    bundle_run(run, config, directory / "digits.etcl")
+    return Learned(config, tasks, run, directory / "run", directory / "digits.etcl")
+
+
+@pytest.fixture
+def bundle_file(learned: Learned, tmp_path: Path) -> Path:
+    """A copy a test may damage."""
+    return Path(shutil.copy(learned.path, tmp_path / "copy.etcl"))

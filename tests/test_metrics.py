@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import pytest
+
+from etcl_deploy.learn import metrics
+
+
+def test_acc_and_bwt_of_a_known_matrix() -> None:
+    """ACC is the mean of the last row; BWT the mean change of earlier tasks, as a fraction."""
+    matrix = [[90.0], [80.0, 70.0], [85.0, 76.0, 60.0]]
+    assert metrics.average_accuracy(matrix) == pytest.approx((85 + 76 + 60) / 3)
+    assert metrics.backward_transfer(matrix) == pytest.approx(((85 - 90) + (76 - 70)) / 2 / 100)
+
+
+def test_one_task_has_no_backward_transfer() -> None:
+    """With a single task there is nothing to transfer back to."""
+    assert metrics.backward_transfer([[90.0]]) is None

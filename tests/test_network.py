@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from etcl_deploy.config import Config, Learning
+from etcl_deploy.errors import LearningError, UnknownTaskError
+from etcl_deploy.learn.layers import MaskedLayer
+from etcl_deploy.learn.masks import density, keep_top
+from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.task import Task
+from etcl_deploy.learn.trainer import Event, TaskDone, learn_sequence, predict
+from etcl_deploy.plan import Step
+from etcl_deploy.train import build_network
+
+
+def make_tasks(count: int, items: int = 33, size: int = 16) -> list[Task]:
+    """Random images with labels a network can tell apart by brightness; an odd number, so batches are uneven."""
+    generator = torch.Generator().manual_seed(1)
+    tasks = []
+    for number in range(count):
+        labels = torch.arange(items) % 3
+        noise = torch.randint(0, 90, (items, size, size, 1), generator=generator)
+        images = (noise + 60 * labels.view(-1, 1, 1, 1)).to(torch.uint8)
+        tasks.append(Task(f"t{number}", ("a", "b", "c"), images, labels, images[:9], labels[:9]))
+    return tasks
+
+
+def small(backbone: str, **values: object) -> MaskedNetwork:
+    settings = {"backbone": backbone, "size": 16, "channels": 1, "width": 6, "density": 0.3, **values}
+    return build_network(Config().with_values(settings))
+
+
+OPTIMIZERS = [
+    Learning(epochs=2, batch_size=16, optimizer="sgd", momentum=0.9, weight_decay=0.1, learning_rate=0.05),
+    Learning(epochs=2, batch_size=16, optimizer="adam", weight_decay=0.1, learning_rate=0.01),
+    Learning(epochs=2, batch_size=16, optimizer="adam", weight_decay=0.1, learning_rate=0.01, scores="fresh"),
+]
+
+
+@pytest.mark.parametrize("options", OPTIMIZERS, ids=lambda o: f"{o.optimizer}-{o.scores}")
+@pytest.mark.parametrize("backbone", ["fcn3", "resnet18"])
+def test_claimed_weights_and_old_answers_keep_their_bits(backbone: str, options: Learning) -> None:
+    """After five tasks every weight an earlier task claimed, and task 1's logits, have the very same bytes."""
+    network, tasks = small(backbone), make_tasks(5)
+    claimed: list[dict[str, tuple[Tensor, bytes]]] = []
+    logits: list[bytes] = []
+
+    def remember(event: Event) -> None:
+        if not isinstance(event, TaskDone):
+            return
+        layers = network.masked_layers
+        claimed.append({n: (layer.claimed.clone(), owned(layer, layer.claimed)) for n, layer in layers.items()})
+        logits.append(predict(network, "t0", tasks[0].test_x).numpy().tobytes())
+
+    def owned(layer: MaskedLayer, mask: Tensor) -> bytes:
+        return layer.weight.detach()[mask].numpy().tobytes()
+
+    learn_sequence(network, tasks, options, remember)
+    for snapshot in claimed:
+        for name, (mask, data) in snapshot.items():
+            assert owned(network.masked_layers[name], mask) == data
+    assert len(logits) == 5
+    assert set(logits) == {logits[0]}
+    first = density(mask for mask, _ in claimed[0].values())
+    assert network.claimed() > first, "later tasks claimed weights of their own"
+
+
+def test_unclaimed_weights_do_move() -> None:
+    """The test above would pass on a network that learns nothing: this one would not."""
+    network = small("resnet18")
+    before = {name: layer.weight.detach().clone() for name, layer in network.masked_layers.items()}
+    learn_sequence(network, make_tasks(2), OPTIMIZERS[1])
+    assert all(not torch.equal(before[name], layer.weight) for name, layer in network.masked_layers.items())
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_masks_have_exactly_their_density(share: float) -> None:
+    """Every layer's mask of every task selects round(density * n) weights."""
+    network = small("resnet18", density=share)
+    learn_sequence(network, make_tasks(2), OPTIMIZERS[1])
+    for state in network.finished.values():
+        for mask in state.masks.values():
+            assert int(mask.sum()) == round(share * mask.numel())
+
+
+def test_gradients_follow_the_equations() -> None:
+    """Scores get dL/dm straight through (times the sign of |s|); weights only where selected and unclaimed."""
+    layer = MaskedLayer(Step("fc", "linear", ("image",), {"in": 4, "out": 3}), 0.5, torch.Generator().manual_seed(0))
+    layer.claimed = torch.rand(3, 4, generator=torch.Generator().manual_seed(3)) < 0.4
+    layer.freeze_claimed()
+    x = torch.randn(5, 4)
+    layer(x).square().sum().backward()
+    mask = keep_top(layer.scores, 0.5)
+    effective = torch.where(mask, layer.weight.detach(), 0).requires_grad_()
+    F.linear(x, effective).square().sum().backward()
+    assert effective.grad is not None and layer.weight.grad is not None and layer.scores.grad is not None
+    torch.testing.assert_close(layer.weight.grad, effective.grad * mask * ~layer.claimed)
+    torch.testing.assert_close(layer.scores.grad, effective.grad * layer.weight.detach() * layer.scores.sign())
+
+
+def test_a_set_mask_hides_even_what_is_not_a_number() -> None:
+    """An infinite weight outside the mask does not reach the answer: selecting, not multiplying by zero."""
+    layer = MaskedLayer(Step("fc", "linear", ("image",), {"in": 2, "out": 1}), 0.5, torch.Generator())
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[2.0, float("inf")]]))
+    layer.mask = torch.tensor([[True, False]])
+    assert layer(torch.tensor([[3.0, 1.0]])).item() == 6.0
+
+
+def test_normalization_is_that_of_the_training_data() -> None:
+    """With all items in one batch, answers with the frozen statistics equal answers with the batch's own."""
+    network, tasks = small("resnet18"), make_tasks(1)
+    learn_sequence(network, tasks, OPTIMIZERS[1])
+    network.eval()
+    frozen = network(tasks[0].train_x)
+    network.train()
+    torch.testing.assert_close(frozen, network(tasks[0].train_x), rtol=1e-3, atol=1e-3)
+
+
+def test_an_answer_does_not_depend_on_its_batch() -> None:
+    """The same item alone and among others: the same logits."""
+    network, tasks = small("resnet18"), make_tasks(2)
+    learn_sequence(network, tasks, OPTIMIZERS[1])
+    together = predict(network, "t0", tasks[0].test_x)
+    alone = torch.cat([predict(network, "t0", image.unsqueeze(0)) for image in tasks[0].test_x])
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_selecting_binds_mask_norm_and_head_together() -> None:
+    """Going to another task and back gives the same bytes."""
+    network, tasks = small("resnet18"), make_tasks(3)
+    learn_sequence(network, tasks, OPTIMIZERS[1])
+    answers = [predict(network, task.name, tasks[0].test_x) for task in tasks]
+    assert not torch.equal(answers[0], answers[1])
+    for task, answer in zip(tasks, answers, strict=True):
+        assert torch.equal(predict(network, task.name, tasks[0].test_x), answer)
+
+
+def test_same_seed_same_bytes() -> None:
+    """Two runs with one seed are equal; another seed differs."""
+
+    def weights(seed: int) -> bytes:
+        network = small("resnet18", seed=seed)
+        options = Learning(epochs=1, batch_size=16, seed=seed)
+        learn_sequence(network, make_tasks(2), options)
+        return b"".join(layer.weight.detach().numpy().tobytes() for layer in network.masked_layers.values())
+
+    assert weights(1) == weights(1)
+    assert weights(1) != weights(2)
+
+
+def test_unknown_task_names_the_known_ones() -> None:
+    """Selecting a task nobody learned says which there are."""
+    network = small("fcn3")
+    learn_sequence(network, make_tasks(1), OPTIMIZERS[1])
+    with pytest.raises(UnknownTaskError, match="unknown task 'dogs'; this run holds: t0"):
+        network.select("dogs")
+
+
+def test_a_loss_that_is_not_finite_ends_training_with_a_reason() -> None:
+    """A learning rate far too high is reported, not trained through."""
+    options = Learning(epochs=6, batch_size=16, optimizer="sgd", learning_rate=1e30)
+    with pytest.raises(LearningError, match="a learning_rate below"):
+        learn_sequence(small("fcn3"), make_tasks(1), options)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import copy
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from etcl_deploy.learn.backbones import BACKBONES, resnet18
+from etcl_deploy.plan import Plan, PlanError, Step, weigh
+
+
+@pytest.mark.parametrize("name", sorted(BACKBONES))
+def test_json_round_trip(name: str) -> None:
+    """A plan survives being written as JSON."""
+    plan = BACKBONES[name]((3, 32, 32))
+    assert Plan.from_json(plan.as_json()) == plan
+
+
+def test_resnet18_has_the_stated_size() -> None:
+    """Width 20 on 32x32 colour images: 1.09 M weights and 640 features."""
+    plan = resnet18((3, 32, 32))
+    stages = (4 * 20 * 20 * 9, *((w * 2 * w + 3 * (2 * w) ** 2) * 9 + w * 2 * w for w in (20, 40, 80)))
+    assert sum(prod(step.weight_shape or ()) for step in plan.masked) == 3 * 20 * 9 + sum(stages) == 1_090_140
+    assert plan.features == 640
+
+
+@pytest.mark.parametrize("size", [16, 20, 28, 32, 40, 56])
+def test_pooling_is_adaptive_pooling_to_2x2(size: int) -> None:
+    """The plan's fixed pooling gives what adaptive pooling gives, for every input size."""
+    plan = resnet18((1, size, size), width=2)
+    pool = next(step for step in plan.steps if step.op == "avg_pool2d")
+    x = torch.randn(2, *plan.shapes[pool.inputs[0]])
+    pooled = F.avg_pool2d(x, pool.settings["kernel"], pool.settings["stride"])
+    torch.testing.assert_close(pooled, F.adaptive_avg_pool2d(x, 2))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 6, 8])
+def test_strided_1x1_convolutions_have_the_right_gradient(channels: int) -> None:
+    """Few channels, channels last: the case in which the library underneath computes garbage."""
+    step = Step("c", "conv2d", ("image",), {"in": channels, "out": 12, "kernel": 1, "stride": 2, "padding": 0})
+    x = torch.randn(8, channels, 16, 16).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(12, channels, 1, 1, requires_grad=True)
+    exact = weight.detach().double().requires_grad_()
+    weigh(step, x, weight).square().sum().backward()
+    F.conv2d(x.double(), exact, None, 2).square().sum().backward()
+    assert weight.grad is not None and exact.grad is not None
+    torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
+
+
+def damage(path: list[Any], value: Any) -> Any:
+    plan = copy.deepcopy(resnet18((1, 16, 16), width=2).as_json())
+    target = plan
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = value
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        (["input"], [1, 16], "plan has input"),
+        (["input", 0], 3, "channels"),
+        (["input", 1], -4, "three sizes"),
+        (["head_bias"], 1, "true or false"),
+        (["steps"], [], "1 to 4096 steps"),
+        (["steps", 0, 0], "stem_norm", "name of its own"),
+        (["steps", 0, 1], "exec", "unknown operation"),
+        (["steps", 0, 2], ["stem_norm"], "earlier steps"),
+        (["steps", 0, 2], [], "earlier steps"),
+        (["steps", 0, 3, "kernel"], 0, "whole number"),
+        (["steps", 0, 3, "kernel"], 2.5, "whole number"),
+        (["steps", 0, 3, "extra"], 1, "settings"),
+        (["steps", 0, 3, "out"], 1 << 30, "larger than"),
+        (["steps", -1, 1], "relu", "flat vector"),
+    ],
+)
+def test_what_is_not_a_network_is_refused(path: list[Any], value: Any, reason: str) -> None:
+    """Every way a plan can be wrong is found before anything is allocated."""
+    with pytest.raises(PlanError, match=reason):
+        Plan.from_json(damage(path, value))
