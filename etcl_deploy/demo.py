@@ -29,7 +29,7 @@ from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import Report, predict
 from etcl_deploy.runtime.predictor import Predictor
-from etcl_deploy.serve.properties import Batching, any_free_port
+from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server, serving
 from etcl_deploy.train import load_tasks, train
 
@@ -91,8 +91,7 @@ def run_demo(workdir: Path, report: Report, stage: Callable[[str], None]) -> Dem
         ways = {"Predictor": _ask_predictor(Predictor(bundle), tasks)}
         stage("building the archive and starting TorchServe")
         archive(path, MODEL, workdir / "model_store")
-        batching = Batching(max_delay=50)
-        with serving(MODEL, workdir / "model_store", any_free_port(), batching) as server:
+        with serving(MODEL, workdir / "model_store", any_free_port()) as server:
             stage("asking TorchServe over HTTP")
             ways["TorchServe"] = _ask_server(server, tasks)
             largest_batch = _largest_batch(server)

@@ -8,9 +8,9 @@ from etcl_deploy.bundle.bundle import save
 from etcl_deploy.config import Config
 from etcl_deploy.errors import BundleError
 from etcl_deploy.export.to_bundle import bundle_bytes
-from etcl_deploy.export.to_mar import archive, check_name
+from etcl_deploy.export.to_mar import archive
 from etcl_deploy.learn.run import Run
-from etcl_deploy.serve.properties import Batching, free_port
+from etcl_deploy.serve.properties import free_port
 from etcl_deploy.serve.server import Server, start
 
 
@@ -30,6 +30,5 @@ def bundle_run(run: Run, config: Config, path: Path) -> None:
 
 def serve_bundle(path: Path, name: str, model_store: Path, port: int, workers: int) -> Server:
     """Archive the bundle where needed and start a server on it."""
-    check_name(name)
-    archive(path, name, model_store)
-    return start(name, model_store, free_port(port), Batching(workers=workers))
+    archive(path, name, model_store, {"minWorkers": workers, "maxWorkers": workers})
+    return start(name, model_store, free_port(port), workers)

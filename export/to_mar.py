@@ -13,8 +13,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+
+import yaml
 
 from etcl_deploy import atomic
 from etcl_deploy.bundle.bundle import load_bundle
@@ -28,11 +31,14 @@ VERSION = "1.0"
 CARRIED = ("__init__", "atomic", "errors", "plan", "preprocessing", "bundle", "runtime")
 
 
-def archive(bundle: Path, name: str, model_store: Path) -> Path:
-    """`model_store/name.mar`, written again only if what belongs in it has changed."""
+def archive(bundle: Path, name: str, model_store: Path, settings: Mapping[str, int] | None = None) -> Path:
+    """`model_store/name.mar`, written again only if what belongs in it has changed.
+
+    `settings` replace values of model-config.yaml, which TorchServe puts above its own configuration file.
+    """
     check_name(name)
     load_bundle(bundle)
-    contents = _contents(bundle)
+    contents = _contents(bundle, settings or {})
     target = model_store / f"{name}.mar"
     if not _is_current(target, contents):
         with atomic.replacing(target) as temporary:
@@ -46,13 +52,14 @@ def check_name(name: str) -> None:
         raise ExportError(f"{name!r} cannot name a model; use letters, digits, '_', '.' and '-', as in --name my-model")
 
 
-def _contents(bundle: Path) -> dict[str, bytes]:
+def _contents(bundle: Path, settings: Mapping[str, int]) -> dict[str, bytes]:
     """Path inside the archive -> bytes."""
     handlers = resources.files("etcl_deploy.handlers")
+    config = yaml.safe_load((handlers / CONFIG_NAME).read_bytes())
     contents = {
         BUNDLE_NAME: bundle.read_bytes(),
         HANDLER_NAME: (handlers / HANDLER_NAME).read_bytes(),
-        CONFIG_NAME: (handlers / CONFIG_NAME).read_bytes(),
+        CONFIG_NAME: yaml.safe_dump({**config, **settings}).encode(),
     }
     package = Path(str(resources.files("etcl_deploy")))
     for part in CARRIED:

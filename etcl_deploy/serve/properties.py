@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import socket
-from dataclasses import dataclass
 
 from etcl_deploy.errors import ServeError
 
@@ -13,26 +11,8 @@ PORTS = 5  # in a row: inference, management, metrics, and two for gRPC
 DEFAULT_PORT = 8080
 
 
-@dataclass(frozen=True)
-class Batching:
-    """Workers, and how requests are gathered into batches."""
-
-    workers: int = 1
-    batch_size: int = 16
-    max_delay: int = 10  # milliseconds a request waits for company
-
-
-def render(model: str, store: str, port: int, batching: Batching) -> str:
-    """The text of `config.properties` for one model in `store`."""
-    settings = {
-        "minWorkers": batching.workers,
-        "maxWorkers": batching.workers,
-        "batchSize": batching.batch_size,
-        "maxBatchDelay": batching.max_delay,
-        "responseTimeout": 120,
-        "defaultVersion": True,
-        "marName": f"{model}.mar",
-    }
+def render(model: str, store: str, port: int) -> str:
+    """The text of `config.properties` for one model in `store`; workers and batches are in its archive."""
     lines = {
         "inference_address": f"http://{HOST}:{port}",
         "management_address": f"http://{HOST}:{port + 1}",
@@ -43,7 +23,6 @@ def render(model: str, store: str, port: int, batching: Batching) -> str:
         "grpc_management_port": port + 4,
         "model_store": store,
         "load_models": f"{model}.mar",
-        "models": json.dumps({model: {"1.0": settings}}),
         "allowed_urls": f"file://{store}/.*",
         "disable_token_authorization": "false",
         "enable_model_api": "false",

