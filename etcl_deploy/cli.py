@@ -105,7 +105,7 @@ def train(
     """Learn a sequence of tasks: a recipe, or the folders in --data."""
     from etcl_deploy.config import Config, load_recipe, parse_settings
     from etcl_deploy.render import TrainingProgress, run_report
-    from etcl_deploy.train import train_from
+    from etcl_deploy.train import train as learn
 
     if (recipe is None) == (data is None):
         raise typer.BadParameter("name a recipe, or your own folder with --data DIR (not both)")
@@ -121,7 +121,7 @@ def train(
     config = config.with_values({**parse_settings(settings or []), **values})
     progress = TrainingProgress(err)
     with progress.bars:
-        learned = train_from(config, data, run, device, progress, progress.note)
+        learned = learn(config, data, run, device, progress, progress.note)
     summary = learned.summary(config)
     show(summary, as_json=as_json, picture=run_report(summary))
 

@@ -80,9 +80,9 @@ def run_demo(workdir: Path, report: Report, stage: Callable[[str], None]) -> Dem
     started = time.monotonic()
     with _stopping_on_signals():
         config = load_recipe("digits")
-        stage("reading the digits")
+
         tasks, _ = load_tasks(config, None)
-        run = train(config, tasks, workdir / "run", "auto", report)
+        run = train(config, None, workdir / "run", "auto", report)
         stage("bundling")
         path = workdir / f"{MODEL}.etcl"
         bundle_run(run, config, path)

@@ -165,6 +165,7 @@ class TrainingProgress:
             TextColumn("{task.fields[note]}", style=QUIET),
             console=console,
             transient=True,
+            disable=not console.is_terminal,  # bars are for eyes; a log gets the lines below
         )
         self.console = console
         self.sequence = self.bars.add_task("tasks", total=None, note="", visible=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -47,26 +47,23 @@ def build_network(config: Config) -> MaskedNetwork:
     return MaskedNetwork(plan, preprocessing, network.density, generator)
 
 
-def train_from(
+def train(
     config: Config,
     data: Path | None,
     directory: Path,
     device: str,
     report: Report,
-    note: Callable[[str], None],
+    note: Callable[[str], None] = lambda text: None,
 ) -> runs.Run:
-    """Find the tasks and learn them; `note` hears what the user should know."""
+    """Find the tasks and learn them; `note` hears what the user should know.
+
+    The run in `directory` is complete after every task; whatever is wrong with settings or data leaves nothing there.
+    """
     runs.check_free(directory)
+    network = build_network(config).to(choose_device(device))
     tasks, ignored = load_tasks(config, data)
     if ignored:
         note(f"left out {len(ignored)} files that are not images, first {ignored[0]}")
-    return train(config, tasks, directory, device, report)
-
-
-def train(config: Config, tasks: Sequence[Task], directory: Path, device: str, report: Report) -> runs.Run:
-    """Learn `tasks` and leave a run in `directory`, which is complete after every task."""
-    runs.check_free(directory)
-    network = build_network(config).to(choose_device(device))
 
     def save_and_report(event: Event) -> None:
         if isinstance(event, TaskDone):

@@ -40,7 +40,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     directory = tmp_path_factory.mktemp("learned")
     config = load_recipe("digits").with_values({"width": 8, "epochs": 2})
     tasks, _ = load_tasks(config, None)
-    run = train(config, tasks, directory / "run", "cpu", lambda event: None)
+    run = train(config, None, directory / "run", "cpu", lambda event: None)
     bundle_run(run, config, directory / "digits.etcl")
     return Learned(config, tasks, run, directory / "run", directory / "digits.etcl")
 

@@ -1,0 +1,130 @@
+"""What may import what, read from the source. A room imports only from rooms below its own."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from etcl_deploy.export.to_mar import CARRIED
+
+# Lowest first. A module belongs to the longest prefix that fits; modules of one line do not see each other,
+# except within one room.
+ROWS: list[list[str]] = [
+    ["errors", "atomic"],
+    ["config"],
+    ["plan", "preprocessing", "learn.masks", "learn.metrics", "bundle.codec", "learn.task"],
+    ["learn.layers", "learn.backbones"],
+    ["learn.network"],
+    ["bundle"],
+    ["runtime"],
+    ["learn", "data", "export", "handlers", "serve"],
+    ["train", "deploy", "doctor"],
+    ["demo"],
+    ["render"],
+    ["cli"],
+    ["__main__"],
+]
+ROW = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
+PURE = ["plan", "learn.masks", "learn.metrics", "bundle.codec"]
+DOORS = ROW["learn"]  # the row from which on the config may be read
+
+
+def sources() -> dict[str, Path]:
+    """Module name without `etcl_deploy.` -> file, as installed."""
+    found = {}
+    for folder, prefix in (("etcl_deploy", ""), ("export", "export."), ("handlers", "handlers.")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[prefix + ".".join(part for part in parts if part != "__init__")] = path
+    return {name.strip("."): path for name, path in found.items() if name.strip(".")}
+
+
+SOURCES = sources()
+
+
+def room(module: str) -> str:
+    """The room a module belongs to."""
+    return max((r for r in ROW if module == r or module.startswith(f"{r}.")), key=len)
+
+
+def imports(path: Path, *, top_only: bool = False) -> set[str]:
+    """Everything a file imports, also inside functions; `from a import b` counts as a.b when that is a module."""
+    tree = ast.parse(path.read_text("utf-8"))
+    nodes = tree.body if top_only else ast.walk(tree)
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            ours = {name for name in names if name.removeprefix("etcl_deploy.") in SOURCES}
+            found |= ours or {node.module or ""}
+    return found
+
+
+def own(path: Path) -> set[str]:
+    """Our own modules a file imports."""
+    return {
+        name.removeprefix("etcl_deploy.") for name in imports(path) if name.startswith("etcl_deploy.")
+    } & SOURCES.keys()
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if name != "recipes"])
+def test_rooms_import_only_from_below(module: str) -> None:
+    """And only the top two rows read the config."""
+    here = room(module)
+    for other in own(SOURCES[module]):
+        there = room(other)
+        assert ROW[there] < ROW[here] or there == here, f"{module} must not import {other}"
+        assert other != "config" or ROW[here] >= DOORS, f"{module} must not read the config"
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_modules_touch_nothing(module: str) -> None:
+    """No files, no printing, no clock, no global random state."""
+    allowed = {"__future__", "collections", "dataclasses", "functools", "math", "statistics", "typing"}
+    found = {name.split(".")[0] for name in imports(SOURCES[module])}
+    assert found <= allowed | {"numpy", "torch"}
+    tree = ast.parse(SOURCES[module].read_text("utf-8"))
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    assert not calls & {"open", "print", "torch.rand", "torch.randn", "torch.manual_seed"}
+
+
+def test_the_archive_carries_all_the_handler_needs() -> None:
+    """Following the handler's imports never leads out of what is packed."""
+    waiting, seen = ["handlers.etcl_handler"], set()
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            waiting += own(SOURCES[module])
+    outside = {m for m in seen - {"handlers.etcl_handler"} if m.split(".")[0] not in CARRIED}
+    assert not outside
+
+
+def test_the_handler_defines_exactly_one_class() -> None:
+    """TorchServe refuses a handler file with more."""
+    tree = ast.parse(SOURCES["handlers.etcl_handler"].read_text("utf-8"))
+    assert [node.name for node in tree.body if isinstance(node, ast.ClassDef)] == ["EtclHandler"]
+
+
+def test_the_command_line_starts_light() -> None:
+    """At its top cli.py imports nothing heavy, so `etcl --help` is quick."""
+    found = {name.split(".")[0] for name in imports(SOURCES["cli"], top_only=True)}
+    assert found <= {"__future__", "dataclasses", "json", "pathlib", "sys", "typing", "typer", "rich", "etcl_deploy"}
+    assert own(SOURCES["cli"]) - {"errors"} == own(SOURCES["cli"]) - {
+        name.removeprefix("etcl_deploy.") for name in imports(SOURCES["cli"], top_only=True)
+    }
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES))
+def test_nothing_is_unpickled_or_executed(module: str) -> None:
+    """No pickle, no torch.load, no eval, no exec."""
+    assert not {"pickle", "marshal", "shelve"} & {name.split(".")[0] for name in imports(SOURCES[module])}
+    tree = ast.parse(SOURCES[module].read_text("utf-8"))
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    assert not calls & {"torch.load", "torch.save", "eval", "exec", "compile"}

@@ -1,0 +1,225 @@
+"""The installed command, as a user and as a program call it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ETCL, Learned
+from PIL import Image
+
+from etcl_deploy.demo import png
+from etcl_deploy.serve.properties import any_free_port
+from etcl_deploy.serve.server import find
+
+
+def etcl(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ETCL, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+def answer(*words: object, cwd: Path | None = None) -> Any:
+    """What a command prints with --json, which is all it prints."""
+    done = etcl(*words, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def fails(*words: object, code: int = 1) -> str:
+    """The message of a command that must fail: on stderr, in one line, without a traceback."""
+    done = etcl(*words)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    if code == 1:
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two tasks of noisy grey images: light or dark, and upper or lower half bright."""
+    generator = torch.Generator().manual_seed(0)
+    for number in range(24):
+        noise = torch.randint(0, 60, (20, 30), generator=generator).to(torch.uint8)
+        light, upper = noise + 160, noise.clone()
+        upper[:10] += 160
+        drawn = {"tone/dark": noise, "tone/light": light, "half/up": upper, "half/low": upper.flip(0)}
+        for name, pixels in drawn.items():
+            path = tmp_path / "photos" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.numpy()).save(path)
+    return tmp_path / "photos"
+
+
+def test_from_a_folder_of_images_to_an_exported_task(photos: Path, tmp_path: Path) -> None:
+    """train, eval, bundle, inspect, verify, predict, archive, onnx: each understands what the one before wrote."""
+    quick = ["--epochs", 6, "--backbone", "resnet18", "--set", "width=8", "--set", "size=16", "--set", "channels=1"]
+    trained = answer("train", "--data", photos, "--run", tmp_path / "run", *quick, "--density", 0.3, "--seed", 3)
+    assert trained["tasks"] == ["half", "tone"]
+    assert (trained["recipe"], trained["seed"], trained["fwt"], trained["similar"]) == (None, 3, None, {})
+    assert [len(row) for row in trained["matrix"]] == [1, 2]
+    assert trained["acc"] > 80
+    assert trained["bwt"] == 0
+    assert 0.3 <= trained["claimed"] <= 0.6
+    assert answer("eval", tmp_path / "run") == trained
+
+    path = tmp_path / "photos.etcl"
+    info = answer("bundle", tmp_path / "run", "-o", path)
+    assert info == answer("inspect", path)
+    assert (info["format"], info["encoding"], info["backbone"]) == (1, "packed", "resnet18")
+    assert [task["name"] for task in info["tasks"]] == ["half", "tone"]
+    assert info["tasks"][1]["classes"] == ["dark", "light"]
+    assert info["tasks"][1]["accuracy"] == trained["matrix"][-1][1]
+    assert answer("verify", path)["digest"] == info["digest"]
+
+    files = sorted((photos / "tone" / "dark").iterdir())[:2] + sorted((photos / "tone" / "light").iterdir())[:2]
+    rows = answer("predict", path, "--task", "tone", *files)
+    assert [row["label"] for row in rows] == ["dark", "dark", "light", "light"]
+    assert rows[0]["input"] == str(files[0])
+    assert rows[0]["scores"][rows[0]["label"]] == max(rows[0]["scores"].values())
+
+    archived = answer("archive", path, "--name", "photos", "--model-store", tmp_path / "store")
+    assert Path(archived["file"]).stat().st_size == archived["bytes"]
+    exported = answer("onnx", path, "--task", "half", "-o", tmp_path / "half.onnx")
+    assert exported["parity"]["same_class"] == exported["parity"]["items"] == 64
+    assert exported["parity"]["max_rel_diff"] < 1e-4
+    assert exported["bytes"] == (tmp_path / "half.onnx").stat().st_size
+
+
+@pytest.mark.torchserve
+def test_serve_status_stop(learned: Learned, tmp_path: Path) -> None:
+    """Start, find, ask with the printed line, stop; a second stop says there is nothing."""
+    port = any_free_port()
+    started = answer("serve", learned.path, "--name", "m", "--port", port, "--workers", 2, cwd=tmp_path)
+    try:
+        assert started["running"]
+        assert started["inference_url"] == f"http://127.0.0.1:{port}/predictions/m"
+        token = json.loads(Path(started["token_file"]).read_text())["inference"]["key"]
+        assert Path(started["log"]).exists()
+        image = tmp_path / "image.png"
+        image.write_bytes(png(learned.tasks[4].test_x[0]))
+        headers = ["-H", f"Authorization: Bearer {token}", "-H", "X-ETCL-Task: parity"]
+        done = subprocess.run(
+            ["curl", "-s", started["inference_url"], *headers, "-T", image], capture_output=True, text=True
+        )
+        assert json.loads(done.stdout)["label"] in ("even", "odd")
+        assert answer("serve", "--status", cwd=tmp_path) == started
+        server = find("m", tmp_path / "model_store")
+        process = server and server.process()
+        assert process
+        workers = [p for p in process.children(recursive=True) if "model_service_worker" in " ".join(p.cmdline())]
+        assert len(workers) == 2
+    finally:
+        stopped = answer("serve", "--stop", "--name", "m", cwd=tmp_path)
+    assert stopped["running"] is False
+    done = etcl("serve", "--status", "--name", "m", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no server named 'm'" in done.stderr
+
+
+def test_results_on_stdout_progress_on_stderr(tmp_path: Path) -> None:
+    """A table for a person goes to stdout alone."""
+    words = ["train", "digits", "--tasks", 1, "--epochs", 1, "--backbone", "fcn3"]
+    done = etcl(*words, "--run", tmp_path / "run")
+    assert done.returncode == 0
+    assert "upright-a" in done.stdout
+    assert "ACC" in done.stdout
+    assert "claimed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("truncated", "truncated, damaged or not a bundle"),
+        ("flipped", "another digest than listed"),
+        ("empty", "is empty"),
+        ("directory", "is a directory"),
+        ("missing", "does not exist"),
+    ],
+)
+def test_a_damaged_bundle_is_refused_by_every_command(bundle_file: Path, damage: str, reason: str) -> None:
+    """One line with the reason, exit code 1, no traceback, nothing written."""
+    data = bundle_file.read_bytes()
+    if damage == "truncated":
+        bundle_file.write_bytes(data[:-100])
+    elif damage == "flipped":
+        bundle_file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif damage == "empty":
+        bundle_file.write_bytes(b"")
+    else:
+        bundle_file.unlink()
+        if damage == "directory":
+            bundle_file.mkdir()
+    before = sorted(bundle_file.parent.iterdir())
+    output = bundle_file.parent / "out.onnx"
+    for words in (
+        ("verify", bundle_file),
+        ("onnx", bundle_file, "--task", "parity", "-o", output),
+        ("archive", bundle_file, "--name", "m", "--model-store", bundle_file.parent / "store"),
+    ):
+        message = fails(*words)
+        assert reason in message
+        assert str(bundle_file) in message
+    assert sorted(bundle_file.parent.iterdir()) == before
+
+
+def test_bad_data_leaves_nothing_behind(photos: Path, tmp_path: Path) -> None:
+    """A corrupt image is named, and no run directory appears."""
+    bad = photos / "tone" / "light" / "7.png"
+    bad.write_bytes(bad.read_bytes()[:-30])
+    message = fails("train", "--data", photos, "--run", tmp_path / "run")
+    assert str(bad) in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_wrong_input_is_one_line_and_exit_code_1(learned: Learned, tmp_path: Path) -> None:
+    """What was found, where, and what would be right."""
+    run = tmp_path / "run"
+    assert "known: digits" in fails("train", "mnist", "--run", run)
+    assert "known: fcn3, resnet18" in fails("train", "digits", "--run", run, "--backbone", "vgg")
+    assert "must be above 0" in fails("train", "digits", "--run", run, "--density", 0)
+    assert "unknown setting 'epoch'" in fails("train", "digits", "--run", run, "--set", "epoch=3")
+    assert "already holds a run" in fails("train", "digits", "--run", learned.directory)
+    assert "holds no run" in fails("eval", tmp_path)
+    assert "this bundle holds" in fails("predict", learned.path, "--task", "nobody", "x.png")
+    assert "cannot read x.png" in fails("predict", learned.path, "--task", "parity", "x.png")
+    assert "cannot name a model" in fails("archive", learned.path, "--name", "a/b", "--model-store", tmp_path)
+    assert "no server" in fails("serve", "--status", "--model-store", tmp_path)
+
+
+def test_wrong_usage_is_exit_code_2(learned: Learned, tmp_path: Path) -> None:
+    """Missing or contradicting options."""
+    assert "--data" in fails("train", "--run", tmp_path / "run", code=2)
+    fails("train", "digits", code=2)
+    fails("nothing", code=2)
+    fails("serve", code=1)
+    fails("serve", "--stop", "--status", code=2)
+    fails("serve", learned.path, "--port", "99999", code=2)
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    """Anywhere on the line."""
+    for words in (["--debug", "verify", "none"], ["verify", "none", "--debug"]):
+        done = etcl(*words)
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr
+
+
+def test_python_dash_m_is_the_same_command() -> None:
+    """`python -m etcl_deploy` answers like `etcl`."""
+    done = subprocess.run([sys.executable, "-m", "etcl_deploy", "--version"], capture_output=True, text=True)
+    assert done.stdout == etcl("--version").stdout
+    assert done.stdout.startswith("etcl-deploy 0.")
+
+
+def test_doctor_finds_this_machine_fit() -> None:
+    """Everything needed is there; every check says what it found."""
+    checks = answer("doctor")
+    assert all(check["ok"] for check in checks if check["needed"])
+    assert {"Python", "torch", "Java", "CUDA", "ports"} <= {check["name"] for check in checks}

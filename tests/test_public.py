@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import metadata
+
+import etcl_deploy
+
+
+def test_public_names_are_sorted_and_documented() -> None:
+    """Everything in __all__ exists, is documented, and is in order."""
+    assert etcl_deploy.__all__ == sorted(etcl_deploy.__all__)
+    for name in etcl_deploy.__all__:
+        assert getattr(etcl_deploy, name).__doc__, name
+    assert set(etcl_deploy.__all__) == set(etcl_deploy._HOMES)
+    assert set(etcl_deploy.__all__) <= set(dir(etcl_deploy))
+
+
+def test_importing_the_package_is_light() -> None:
+    """`import etcl_deploy` and the command line load neither torch nor numpy."""
+    code = "import sys, etcl_deploy, etcl_deploy.cli; sys.exit(bool({'torch', 'numpy', 'sklearn'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_version_is_the_distributions() -> None:
+    """One version, in the package and in its metadata."""
+    assert metadata("etcl-deploy")["Version"] == etcl_deploy.__version__
