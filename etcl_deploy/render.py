@@ -56,15 +56,13 @@ def facts(**values: str) -> Text:
 
 def run_report(summary: Mapping[str, Any]) -> RenderableType:
     """The accuracy matrix and what is read from it."""
-    names = summary["tasks"]
-    # One column a task fits a terminal up to about eight; beyond that the matrix is in --json.
-    shown = names if len(names) <= 8 else []
-    matrix = table("task", ">learned", ">now", *(f">after {i + 1}" for i in range(len(shown))))
+    names, rows = summary["tasks"], summary["matrix"]
+    # One column a task fits a terminal up to about eight; beyond that the whole matrix is in --json.
+    whole = len(names) <= 8
+    matrix = table("task", *((f">after {i + 1}" for i in range(len(names))) if whole else (">learned", ">now")))
     for i, name in enumerate(names):
-        column = [row[i] if i < len(row) else None for row in summary["matrix"]]
-        cells = ["" if value is None else f"{value:.1f}" for value in column[: len(shown)]]
-        now = summary["matrix"][-1][i]
-        matrix.add_row(f"{i + 1} {name}", f"{summary['matrix'][i][i]:.1f}", f"{now:.1f}", *cells)
+        values = [row[i] if i < len(row) else None for row in rows] if whole else [rows[i][i], rows[-1][i]]
+        matrix.add_row(f"{i + 1} {name}", *("" if value is None else f"{value:.1f}" for value in values))
     line = facts(
         ACC=f"{summary['acc']:.2f} %",
         BWT="-" if summary["bwt"] is None else f"{summary['bwt']:+.4f}",

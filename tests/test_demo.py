@@ -1,0 +1,62 @@
+"""The demo, whole and interrupted. test_readme.py runs the one in the README."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+# The demo on a network so small that learning takes a few seconds.
+SMALL_DEMO = """
+import sys
+from pathlib import Path
+from etcl_deploy import demo
+from etcl_deploy.config import load_recipe
+demo.load_recipe = lambda name: load_recipe(name).with_values({"width": 4, "epochs": 1})
+result = demo.run_demo(Path(sys.argv[1]), lambda event: None, lambda what: print(what, flush=True))
+assert all(task.agree for task in result.tasks), result
+assert result.largest_batch > 1, result
+"""
+
+
+def left_behind(workdir: Path) -> list[psutil.Process]:
+    """Processes that know of the demo's folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(workdir) in " ".join(process.cmdline()) or process.cwd().startswith(str(workdir)):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.torchserve
+def test_four_ways_agree_and_nothing_is_left_running(tmp_path: Path) -> None:
+    """Also when accuracy is poor, all ways to ask give the same class for every item."""
+    done = subprocess.run([sys.executable, "-c", SMALL_DEMO, tmp_path], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert not left_behind(tmp_path)
+
+
+@pytest.mark.torchserve
+@pytest.mark.parametrize("stage", ["starting TorchServe", "asking TorchServe"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Signals, stage: str) -> None:
+    """While TorchServe starts, and while it answers."""
+    demo = subprocess.Popen([sys.executable, "-c", SMALL_DEMO, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if stage in line:
+            break
+    time.sleep(1.5)  # well inside the stage
+    assert left_behind(tmp_path), "the server is there before the interruption"
+    demo.send_signal(number)
+    assert demo.wait(timeout=60) != 0
+    demo.stdout.close()
+    assert not left_behind(tmp_path)

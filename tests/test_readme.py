@@ -1,0 +1,73 @@
+"""Every command in README.md runs, in order, as a newcomer would type them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import ROOT
+from PIL import Image
+
+README = (ROOT / "README.md").read_text("utf-8")
+COMMANDS = [
+    line
+    for block in re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    for line in block.splitlines()
+    if line and not line.startswith("#")
+]
+# What .ci/run and `sh run test` are doing at this very moment, and what a test must not do to its own shell.
+NOT_HERE = {"sh run test", ". .venv/bin/activate"}
+
+
+def test_the_readme_starts_with_the_two_commands() -> None:
+    """Set-up is part of them; nothing comes before."""
+    assert COMMANDS[:2] == ["sh run demo", "sh run test"]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A copy of the tree with the user's own photos in it."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in tracked.splitlines():
+        target = tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    generator = torch.Generator().manual_seed(0)
+    for task in ("site-a", "site-b"):
+        for shade, label in ((0, "good"), (150, "scratched")):
+            for number in range(12):
+                pixels = torch.randint(shade, shade + 100, (24, 24, 3), generator=generator).to(torch.uint8)
+                path = tmp_path / "photos" / task / label / f"{number}.jpg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels.numpy()).save(path)
+    return tmp_path
+
+
+@pytest.mark.torchserve
+def test_every_command_of_the_readme_runs(workplace: Path) -> None:
+    """With this environment in the place of .venv; what was started is stopped at the end."""
+    binaries = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "ETCL_VENV": str(binaries.parent)}
+    outputs = {}
+    for command in COMMANDS:
+        if command in NOT_HERE:
+            continue
+        done = subprocess.run(
+            command, shell=True, cwd=workplace, env=environment, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        outputs[command] = done.stdout
+    assert "180/180 same" in outputs["sh run demo"]
+    assert not [p for p in psutil.process_iter(["cwd"]) if str(workplace) in (p.info["cwd"] or "")]
+
+
+def test_the_test_command_is_the_one_ci_calls() -> None:
+    """`.ci/run` adds only a fresh environment."""
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == "sh run test"
