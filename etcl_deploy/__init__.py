@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from etcl_deploy.learn.task import Task
     from etcl_deploy.learn.trainer import learn_sequence
     from etcl_deploy.runtime.predictor import Prediction, Predictor
+
+# In a checkout export/ and handlers/ stand beside this folder; installed they are inside it.
+if (Path(__file__).parent.parent / "pyproject.toml").exists():
+    __path__.append(str(Path(__file__).parent.parent))
 
 __version__ = "0.1.0"
 __all__ = [

@@ -51,6 +51,7 @@ def facts(**values: str) -> Text:
     line = Text()
     for name, value in values.items():
         line.append(f"{name} ", "bold").append(f"{value}   ")
+    line.rstrip()
     return line
 
 
@@ -113,7 +114,7 @@ def predictions_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 def demo_report(result: DemoResult) -> RenderableType:
     """Per task: accuracy then and now, how many items each way gave the network's class; then the sizes."""
     ways = list(result.tasks[0].same)
-    made = table("task", ">after learning", ">at the end", *(f">{way}" for way in ways))
+    made = table("task", ">learned", ">at end", *(f">{way}" for way in ways))
     for task in result.tasks:
         counts = [
             Text(f"{count}/{task.items} same", GOOD if count == task.items else BAD) for count in task.same.values()
@@ -123,10 +124,9 @@ def demo_report(result: DemoResult) -> RenderableType:
         "bundle": size(result.bundle),
         f"{len(result.tasks)} separate models": size(result.separate),
         "ratio": f"{result.bundle / result.separate:.2f}",
-        "largest mixed batch": str(result.largest_batch),
-        "time": f"{result.seconds:.0f} s",
     }
-    return Group(made, facts(**sizes))
+    others = {"largest mixed batch": str(result.largest_batch), "time": f"{result.seconds:.0f} s"}
+    return Group(made, facts(**sizes), facts(**others))
 
 
 def server_report(info: Mapping[str, Any], example: str | None) -> RenderableType:
