@@ -120,8 +120,12 @@ def train(
     config = load_recipe(recipe) if recipe else Config()
     config = config.with_values({**parse_settings(settings or []), **values})
     progress = TrainingProgress(err)
-    with progress.bars:
-        learned = learn(config, data, run, device, progress, progress.note)
+    try:
+        with progress.bars:
+            learned = learn(config, data, run, device, progress, progress.note)
+    except KeyboardInterrupt:
+        progress.note(f"interrupted; the tasks finished so far are in {run}" if run.exists() else "interrupted")
+        raise
     summary = learned.summary(config)
     show(summary, as_json=as_json, picture=run_report(summary))
 
@@ -220,6 +224,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Start TorchServe on loopback with tokens on, and wait until it answers."""
+    from etcl_deploy.bundle.bundle import load_bundle
     from etcl_deploy.deploy import serve_bundle
     from etcl_deploy.render import server_report
     from etcl_deploy.serve import server as servers
@@ -227,19 +232,20 @@ def serve(
     if stop and status:
         raise typer.BadParameter("--stop or --status, not both")
     chosen = name or (path.stem if path else _only_server(model_store))
-    if stop or status:
+    if stop:
         found = servers.find(chosen, model_store)
         if found is None:
             raise ServeError(f"no server named {chosen!r} was started from {model_store}")
-        if stop:
-            servers.stop(found)
-        show(found.as_json(), as_json=as_json, picture=server_report(found.as_json(), None))
+        servers.stop(found)
+    if stop or status:
+        info = servers.status(chosen, model_store)
+        show(info, as_json=as_json, picture=server_report(info, None))
         return
     if path is None:
         raise typer.BadParameter("name a bundle to serve, or use --status or --stop")
     started = serve_bundle(path, chosen, model_store, port, workers)
-    picture = server_report(started.as_json(), started.example())
-    show(started.as_json(), as_json=as_json, picture=picture)
+    first = next(iter(load_bundle(path).tasks), "TASK")
+    show(started.as_json(), as_json=as_json, picture=server_report(started.as_json(), started.example(first)))
 
 
 @app.command()

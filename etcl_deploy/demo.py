@@ -176,12 +176,16 @@ def png(pixels: Tensor) -> bytes:
 
 @contextmanager
 def _stopping_on_signals() -> Iterator[None]:
-    """Turn a polite request to end into an exception, so that the server is stopped on the way out."""
+    """Turn a polite request to end into an exception, so that the server is stopped on the way out.
+
+    What the caller has set to be ignored (nohup) stays ignored.
+    """
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    previous = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    previous = {n: signal.signal(n, interrupt) for n in heard}
     try:
         yield
     finally:

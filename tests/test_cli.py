@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +105,12 @@ def test_serve_status_stop(learned: Learned, tmp_path: Path) -> None:
         assert Path(started["log"]).exists()
         image = tmp_path / "image.png"
         image.write_bytes(png(learned.tasks[4].test_x[0]))
-        headers = ["-H", f"Authorization: Bearer {token}", "-H", "X-ETCL-Task: parity"]
-        done = subprocess.run(
-            ["curl", "-s", started["inference_url"], *headers, "-T", image], capture_output=True, text=True
-        )
-        assert json.loads(done.stdout)["label"] in ("even", "odd")
+        headers = {"Authorization": f"Bearer {token}", "X-ETCL-Task": "parity"}
+        # What `curl -T` does: PUT, without a content type.
+        request = urllib.request.Request(started["inference_url"], image.read_bytes(), headers, method="PUT")
+        request.add_unredirected_header("Content-Type", "")
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            assert json.load(reply)["label"] in ("even", "odd")
         assert answer("serve", "--status", cwd=tmp_path) == started
         server = find("m", tmp_path / "model_store")
         process = server and server.process()
@@ -118,9 +120,8 @@ def test_serve_status_stop(learned: Learned, tmp_path: Path) -> None:
     finally:
         stopped = answer("serve", "--stop", "--name", "m", cwd=tmp_path)
     assert stopped["running"] is False
-    done = etcl("serve", "--status", "--name", "m", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "no server named 'm'" in done.stderr
+    assert answer("serve", "--status", "--name", "m", cwd=tmp_path) == stopped
+    assert "no server named 'm'" in fails("serve", "--stop", "--name", "m", "--model-store", tmp_path)
 
 
 def test_results_on_stdout_progress_on_stderr(tmp_path: Path) -> None:

@@ -49,7 +49,13 @@ def test_four_ways_agree_and_nothing_is_left_running(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Signals, stage: str) -> None:
     """While TorchServe starts, and while it answers."""
-    demo = subprocess.Popen([sys.executable, "-c", SMALL_DEMO, tmp_path], stdout=subprocess.PIPE, text=True)
+    demo = subprocess.Popen(
+        [sys.executable, "-c", SMALL_DEMO, tmp_path],
+        stdout=subprocess.PIPE,
+        text=True,
+        # A shell starts background jobs, such as a whole test run, with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert demo.stdout is not None
     for line in demo.stdout:
         if stage in line:

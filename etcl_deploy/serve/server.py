@@ -81,11 +81,10 @@ class Server:
                 return process
         return None
 
-    def example(self) -> str:
+    def example(self, task: str) -> str:
         """A curl line that asks for a prediction with the current token."""
-        return (
-            f"curl {self.inference_url} -H 'Authorization: Bearer {self.token()}' -H 'X-ETCL-Task: TASK' -T image.png"
-        )
+        headers = f"-H 'Authorization: Bearer {self.token()}' -H 'X-ETCL-Task: {task}'"
+        return f"curl {self.inference_url} {headers} -T image.png"
 
     def as_json(self) -> dict[str, Any]:
         """What `etcl serve` reports."""
@@ -163,6 +162,15 @@ def find(name: str, model_store: Path) -> Server | None:
         return Server(**record)
     except (OSError, ValueError, TypeError):
         return None
+
+
+def status(name: str, model_store: Path) -> dict[str, Any]:
+    """What `etcl serve --status` reports, also of a server that was never started."""
+    found = find(name, model_store)
+    if found:
+        return found.as_json()
+    unknown = dict.fromkeys(("inference_url", "management_url", "token_file", "log"))
+    return {"name": name, "running": False, **unknown}
 
 
 def names(model_store: Path) -> list[str]:
