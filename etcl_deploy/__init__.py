@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etcl_deploy.bundle.bundle import Bundle, load_bundle
+    from etcl_deploy.config import Learning
     from etcl_deploy.errors import EtclError
     from etcl_deploy.learn.network import MaskedNetwork
     from etcl_deploy.learn.run import Run
     from etcl_deploy.learn.task import Task
     from etcl_deploy.learn.trainer import learn_sequence
+    from etcl_deploy.plan import Plan
+    from etcl_deploy.preprocessing import Preprocessing
     from etcl_deploy.runtime.predictor import Prediction, Predictor
 
 # In a checkout export/ and handlers/ stand beside this folder; installed they are inside it.
@@ -23,9 +26,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Bundle",
     "EtclError",
+    "Learning",
     "MaskedNetwork",
+    "Plan",
     "Prediction",
     "Predictor",
+    "Preprocessing",
     "Run",
     "Task",
     "learn_sequence",
@@ -35,9 +41,12 @@ __all__ = [
 _HOMES = {
     "Bundle": "bundle.bundle",
     "EtclError": "errors",
+    "Learning": "config",
     "MaskedNetwork": "learn.network",
+    "Plan": "plan",
     "Prediction": "runtime.predictor",
     "Predictor": "runtime.predictor",
+    "Preprocessing": "preprocessing",
     "Run": "learn.run",
     "Task": "learn.task",
     "learn_sequence": "learn.trainer",

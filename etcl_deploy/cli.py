@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console, RenderableType
-from rich.markup import escape
 
 from etcl_deploy.errors import EtclError, ServeError
+from etcl_deploy.render import plain
 
 app = typer.Typer(
     help="Continual learning that ends in something you can deploy: learn, bundle, serve, export.",
@@ -40,14 +40,16 @@ def main() -> None:
             raise
         known = isinstance(error, EtclError | OSError)
         message = str(error) if known else f"{type(error).__name__}: {error} (a bug: see --debug)"
-        err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True, highlight=False)
+        err.print("[bold red]error:[/]", plain(message), soft_wrap=True, highlight=False)
         sys.exit(1)
 
 
 def show(value: Any, *, as_json: bool, picture: RenderableType) -> None:
     """A result on stdout, for a program or for a person."""
     if as_json:
-        print(json.dumps(value, indent=2, ensure_ascii=False))
+        print(json.dumps(value, indent=2, allow_nan=False))
+    elif isinstance(picture, str):
+        out.print("[green]✓[/]", plain(picture), soft_wrap=True, highlight=False)
     else:
         out.print(picture)
 
@@ -174,7 +176,7 @@ def verify(path: BundleFile, as_json: Json = False) -> None:
 
     loaded = load_bundle(path)
     result = {"file": str(path), "ok": True, "digest": loaded.digest, "tasks": list(loaded.tasks)}
-    line = f"[green]✓[/] {escape(str(path))}: {len(loaded.tasks)} tasks, every digest is right"
+    line = f"{path}: {len(loaded.tasks)} tasks, every digest is right"
     show(result, as_json=as_json, picture=line)
 
 
@@ -208,7 +210,7 @@ def archive(
 
     target = write(path, name, model_store)
     result = {"file": str(target), "name": name, "bytes": target.stat().st_size}
-    line = f"[green]✓[/] {escape(str(target))} ({size(target.stat().st_size)})"
+    line = f"{target} ({size(target.stat().st_size)})"
     show(result, as_json=as_json, picture=line)
 
 
@@ -231,6 +233,8 @@ def serve(
 
     if stop and status:
         raise typer.BadParameter("--stop or --status, not both")
+    if path is None and not (stop or status):
+        raise typer.BadParameter("name a bundle to serve, or use --status or --stop")
     chosen = name or (path.stem if path else _only_server(model_store))
     if stop:
         found = servers.find(chosen, model_store)
@@ -239,13 +243,12 @@ def serve(
         servers.stop(found)
     if stop or status:
         info = servers.status(chosen, model_store)
-        show(info, as_json=as_json, picture=server_report(info, None))
-        return
-    if path is None:
-        raise typer.BadParameter("name a bundle to serve, or use --status or --stop")
-    started = serve_bundle(path, chosen, model_store, port, workers)
-    first = next(iter(load_bundle(path).tasks), "TASK")
-    show(started.as_json(), as_json=as_json, picture=server_report(started.as_json(), started.example(first)))
+        show(info, as_json=as_json, picture=server_report(info))
+    elif path:
+        started = serve_bundle(path, chosen, model_store, port, workers)
+        show(started.as_json(), as_json=as_json, picture=server_report(started.as_json()))
+        line = started.example(next(iter(load_bundle(path).tasks)))
+        err.print("[bold]try it:[/]", plain(line, "cyan"), soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -262,7 +265,7 @@ def onnx(
 
     report = export_task(load_bundle(path), task, output)
     line = (
-        f"[green]✓[/] {escape(report.file)} ({size(report.bytes)}, opset {report.opset}): same class for "
+        f"{report.file} ({size(report.bytes)}, opset {report.opset}): same class for "
         f"{report.parity.same_class} of {report.parity.items} images, "
         f"largest relative difference {report.parity.max_rel_diff:.0e}"
     )

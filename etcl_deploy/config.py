@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
+from math import inf
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -164,7 +165,8 @@ def _checked(config: Config) -> Config:
         (config.tasks is None or config.tasks >= 1, "tasks", "at least 1", config.tasks),
         (1 <= images.size <= 2048, "size", "1 to 2048", images.size),
         (images.channels in (1, 3), "channels", "1 or 3", images.channels),
-        (images.std > 0, "std", "above 0", images.std),
+        (-1000 <= images.mean <= 1000, "mean", "-1000 to 1000", images.mean),
+        (0.001 <= images.std <= 1000, "std", "0.001 to 1000", images.std),
         (0 < images.test_share < 1, "test_share", "between 0 and 1", images.test_share),
         (0 < network.density <= 1, "density", "above 0, at most 1", network.density),
         (
@@ -175,10 +177,10 @@ def _checked(config: Config) -> Config:
         ),
         (learning.epochs >= 1, "epochs", "at least 1", learning.epochs),
         (learning.batch_size >= 2, "batch_size", "at least 2", learning.batch_size),
-        (learning.learning_rate > 0, "learning_rate", "above 0", learning.learning_rate),
+        (0 < learning.learning_rate < inf, "learning_rate", "above 0", learning.learning_rate),
         (0 <= learning.momentum < 1, "momentum", "0 up to 1", learning.momentum),
-        (learning.weight_decay >= 0, "weight_decay", "0 or more", learning.weight_decay),
-        (0 <= learning.seed < 1 << 63, "seed", "0 or more", learning.seed),
+        (0 <= learning.weight_decay < inf, "weight_decay", "0 or more", learning.weight_decay),
+        (0 <= learning.seed < 1 << 40, "seed", "0 to 2**40", learning.seed),
     ]
     for holds, key, what, value in rules:
         if not holds:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import signal
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -94,7 +92,7 @@ def run_demo(workdir: Path, report: Report, stage: Callable[[str], None]) -> Dem
         with serving(MODEL, workdir / "model_store", any_free_port()) as server:
             stage("asking TorchServe over HTTP")
             ways["TorchServe"] = _ask_server(server, tasks)
-            largest_batch = _largest_batch(server)
+            largest_batch = server.describe(customized=True)["customizedMetadata"]["batches"]["largest"]
         stage("exporting to ONNX")
         ways["ONNX"] = {t.name: _ask_onnx(bundle, t, workdir / f"{t.name}.onnx") for t in tasks}
     rows = tuple(
@@ -126,37 +124,17 @@ def _ask_server(server: Server, tasks: list[Task]) -> Classes:
     """Every test item of every task as a PNG, tasks taking turns so that they share batches."""
     queues = [[(task.name, image) for image in task.test_x] for task in tasks]
     mixed = [item for item in chain(*zip_longest(*queues)) if item is not None]
-    token = server.token()
 
     def ask(item: tuple[str, Tensor]) -> tuple[str, int]:
         name, image = item
-        request = urllib.request.Request(
-            server.inference_url,
-            data=png(image),
-            headers={
-                "Authorization": f"Bearer {token}",
-                "X-ETCL-Task": name,
-                "Content-Type": "image/png",
-            },
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return name, json.load(answer)["index"]
+        url, media = server.inference_url, "image/png"
+        return name, server.ask(url, body=png(image), X_ETCL_Task=name, Content_Type=media)["index"]
 
     found: Classes = {task.name: [] for task in tasks}
     with ThreadPoolExecutor(CLIENTS) as pool:
         for name, index in pool.map(ask, mixed):
             found[name].append(index)
     return found
-
-
-def _largest_batch(server: Server) -> int:
-    request = urllib.request.Request(
-        f"{server.management_url}?customized=true",
-        headers={"Authorization": f"Bearer {server.token('management')}"},
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        largest: int = json.load(answer)[0]["customizedMetadata"]["batches"]["largest"]
-    return largest
 
 
 def _ask_onnx(bundle: bundles.Bundle, task: Task, path: Path) -> list[int]:

@@ -10,8 +10,8 @@ from etcl_deploy.errors import BundleError
 from etcl_deploy.export.to_bundle import bundle_bytes
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.learn.run import Run
-from etcl_deploy.serve.properties import free_port
-from etcl_deploy.serve.server import Server, start
+from etcl_deploy.serve.properties import check_ports
+from etcl_deploy.serve.server import Server, check_not_running, start
 
 
 def bundle_run(run: Run, config: Config, path: Path) -> None:
@@ -30,5 +30,7 @@ def bundle_run(run: Run, config: Config, path: Path) -> None:
 
 def serve_bundle(path: Path, name: str, model_store: Path, port: int, workers: int) -> Server:
     """Archive the bundle where needed and start a server on it."""
+    check_not_running(name, model_store)
+    check_ports(port)
     archive(path, name, model_store, {"minWorkers": workers, "maxWorkers": workers})
-    return start(name, model_store, free_port(port), workers)
+    return start(name, model_store, port, workers)

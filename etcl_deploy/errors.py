@@ -23,6 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+SHOWN_NAMES = 50
+
+
+def shortened(text: str) -> str:
+    """At most 80 characters of what somebody sent us: a message must not grow with its cause."""
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
 
 class EtclError(Exception):
     """What a command reports in one line, with exit code 1."""
@@ -52,7 +59,10 @@ class UnknownTaskError(EtclError):
     """A task name nobody learned."""
 
     def __init__(self, name: str, known: Iterable[str], holder: str = "this bundle") -> None:
-        super().__init__(f"unknown task {name!r}; {holder} holds: {', '.join(known) or 'no task'}")
+        names = list(known)
+        more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+        listed = ", ".join(shortened(known) for known in names[:SHOWN_NAMES]) or "no task"
+        super().__init__(f"unknown task {shortened(name)!r}; {holder} holds: {listed}{more}")
 
 
 class InputError(EtclError):

@@ -22,6 +22,7 @@ Settings = Mapping[str, int]
 INPUT = "image"  # the name under which steps refer to the network's input
 MAX_STEPS = 4096
 MAX_ELEMENTS = 1 << 26  # of one item's activation, or of one weight
+MAX_TOTAL = 1 << 28  # of all of one item's activations, and of all weights
 
 
 class PlanError(ValueError):
@@ -145,6 +146,9 @@ class Plan:
                 shapes[step.name] = _check(step, shapes)
             except (PlanError, ValueError) as error:
                 raise PlanError(f"step {step.name!r} ({step.op}): {error}") from None
+        weights = sum(prod(step.weight_shape or (0,)) for step in self.steps)
+        if max(sum(prod(shape) for shape in shapes.values()), weights) > MAX_TOTAL:
+            raise PlanError(f"the network is larger than {MAX_TOTAL} elements")
         if len(shapes[self.steps[-1].name]) != 1:
             raise PlanError(f"the last step {self.steps[-1].name!r} must give a flat vector")
         return shapes

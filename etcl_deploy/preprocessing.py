@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from math import isfinite
 from typing import Any
 
 from torch import Tensor
@@ -24,10 +23,12 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if not all(type(v) is int and 0 < v <= MAX_SIDE for v in (self.height, self.width)):
             raise ValueError(f"image sides must be 1 to {MAX_SIDE}, not {self.height} x {self.width}")
-        if self.channels not in (1, 3):
+        if type(self.channels) is not int or self.channels not in (1, 3):
             raise ValueError(f"channels must be 1 (grey) or 3 (colour), not {self.channels!r}")
-        if not (isfinite(self.mean) and isfinite(self.std) and self.std > 0):
-            raise ValueError(f"mean {self.mean} and std {self.std} must be finite, std above 0")
+        if not (type(self.mean) is float and abs(self.mean) <= 1000 and type(self.std) is float):
+            raise ValueError(f"mean {self.mean!r} must lie between -1000.0 and 1000.0")
+        if not 0.001 <= self.std <= 1000:
+            raise ValueError(f"std {self.std!r} must lie between 0.001 and 1000.0")
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -29,18 +29,32 @@ if TYPE_CHECKING:
 GOOD, BAD, QUIET = "green", "red", "dim"
 
 
+class Rows(Table):
+    """A table whose cells are shown as they are: names that look like markup or control the terminal do not act."""
+
+    def add_row(self, *cells: RenderableType | None, style: Any = None, end_section: bool = False) -> None:
+        """Add a row of texts."""
+        shown = [plain(cell) if isinstance(cell, str) else cell for cell in cells]
+        super().add_row(*shown, style=style, end_section=end_section)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text without markup, with anything unprintable replaced."""
+    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text), style)
+
+
 def size(count: float) -> str:
     """Bytes as a person reads them: 5.21 MB."""
     for unit in ("B", "kB", "MB"):
-        if count < 1000:
+        if count < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"
 
 
-def table(*columns: str, title: str | None = None) -> Table:
+def table(*columns: str, title: str | None = None) -> Rows:
     """An empty table; columns named with a leading '>' are aligned right."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    made = Rows(title=title and plain(title), title_justify="left", title_style="bold", header_style="bold")
     for column in columns:
         made.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
     return made
@@ -129,14 +143,12 @@ def demo_report(result: DemoResult) -> RenderableType:
     return Group(made, facts(**sizes), facts(**others))
 
 
-def server_report(info: Mapping[str, Any], example: str | None) -> RenderableType:
-    """Where a server is, and a line to try it."""
+def server_report(info: Mapping[str, Any]) -> RenderableType:
+    """Where a server is."""
     made = Table.grid(padding=(0, 2))
     for key, value in info.items():
-        made.add_row(Text(key.replace("_", " "), "bold"), Text(str(value), overflow="fold"))
-    if example is None:
-        return made
-    return Group(made, Text(""), Text("try it:", "bold"), Text(example, "cyan", overflow="fold"))
+        made.add_row(Text(key.replace("_", " "), "bold"), Text("-" if value is None else str(value), overflow="fold"))
+    return made
 
 
 def doctor_report(checks: Sequence[Check]) -> RenderableType:
@@ -154,13 +166,13 @@ class TrainingProgress:
     def __init__(self, console: Console) -> None:
         self.bars = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TaskProgressColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}", style=QUIET),
+            TextColumn("{task.fields[note]}", style=QUIET, markup=False),
             console=console,
             transient=True,
             disable=not console.is_terminal,  # bars are for eyes; a log gets the lines below
@@ -184,11 +196,11 @@ class TrainingProgress:
             self.bars.advance(self.sequence)
             row = event.run.matrix[-1]
             claimed = f"{event.run.network.claimed():.0%} of the backbone claimed"
-            self.console.print(Text.assemble(("✓ ", GOOD), f"{event.task}: {row[-1]:.1f} %  ", (claimed, QUIET)))
+            self.console.print(Text.assemble(("✓ ", GOOD), plain(f"{event.task}: {row[-1]:.1f} %  "), (claimed, QUIET)))
 
     def note(self, text: str) -> None:
         """Say something that stays on the screen."""
-        self.console.print(Text(text, "yellow"))
+        self.console.print(plain(text, "yellow"), soft_wrap=True)
 
     def stage(self, what: str) -> None:
         """Say what goes on between and after the tasks."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -73,7 +74,7 @@ def _is_current(target: Path, contents: dict[str, bytes]) -> bool:
     try:
         with zipfile.ZipFile(target) as archive:
             return all(archive.read(name) == data for name, data in contents.items())
-    except (OSError, KeyError, zipfile.BadZipFile):
+    except (OSError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):  # not one, or damaged
         return False
 
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -48,7 +49,10 @@ def export_task(bundle: Bundle, task: str, path: str | Path, pixels: Tensor | No
     model = _model(bundle, task, subnet)
     with atomic.replacing(path) as temporary:
         temporary.write_bytes(model.SerializeToString(deterministic=True))
-        onnx.checker.check_model(str(temporary), full_check=True)
+        try:
+            onnx.checker.check_model(str(temporary), full_check=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            raise ExportError(f"the graph of task {task!r} is not valid ONNX: {error}") from None
         images = seeded_images(bundle.preprocessing) if pixels is None else pixels
         parity = check_parity(subnet, temporary, images)
     return OnnxReport(str(path), task, path.stat().st_size, OPSET, parity)
@@ -66,7 +70,7 @@ class _Graph:
         self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
-    def add(self, op: str, inputs: list[str], output: str, **attributes: object) -> str:
+    def add(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
         self.nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
         return output
 
@@ -94,13 +98,13 @@ def _model(bundle: Bundle, task: str, subnet: Subnet) -> onnx.ModelProto:
     names = {INPUT: _normalize(graph, subnet)}
     for step in subnet.plan.steps:
         inputs = [names[name] for name in step.inputs]
-        names[step.name] = _write_step(graph, step, inputs, subnet)
+        names[step.name] = _write_step(graph, step, f"step/{step.name}", inputs, subnet)
     features = names[subnet.plan.steps[-1].name]
     logits = _linear(graph, features, "logits", subnet.head["weight"], subnet.head.get("bias"))
     graph.add("Softmax", [logits], "probabilities", axis=1)
     height, width, channels = bundle.preprocessing.shape
     classes = len(bundle.task(task).classes)
-    image = ["batch", height, width, channels]
+    image: list[str | int | None] = ["batch", height, width, channels]
     described = helper.make_graph(
         graph.nodes,
         "etcl",
@@ -125,31 +129,31 @@ def _normalize(graph: _Graph, subnet: Subnet) -> str:
     """uint8 NHWC to float NCHW, scaled and shifted as the preprocessing says."""
     x = graph.add("Cast", ["image"], "image_float", to=TensorProto.FLOAT)
     x = graph.add("Transpose", [x], "image_nchw", perm=[0, 3, 1, 2])
-    scale = graph.constant("image_scale", np.float32(subnet.preprocessing.scale).reshape(()))
-    shift = graph.constant("image_shift", np.float32(subnet.preprocessing.shift).reshape(()))
+    scale = graph.constant("image_scale", np.array(subnet.preprocessing.scale, np.float32))
+    shift = graph.constant("image_shift", np.array(subnet.preprocessing.shift, np.float32))
     return graph.add("Add", [graph.add("Mul", [x, scale], "image_scaled"), shift], "image_normal")
 
 
-def _write_step(graph: _Graph, step: Step, inputs: list[str], subnet: Subnet) -> str:
+def _write_step(graph: _Graph, step: Step, name: str, inputs: list[str], subnet: Subnet) -> str:
     weight, bias = (
         subnet.weights.get(f"{step.name}.weight"),
         subnet.weights.get(f"{step.name}.bias"),
     )
     if step.op == "linear":
         assert weight is not None
-        return _linear(graph, inputs[0], step.name, weight, bias)
+        return _linear(graph, inputs[0], name, weight, bias)
     if step.op == "norm":
         assert weight is not None and bias is not None
         shape = (1, -1) + (1,) * (len(subnet.plan.shapes[step.name]) - 1)
-        scale = graph.constant(f"{step.name}.weight", weight.view(shape))
-        shift = graph.constant(f"{step.name}.bias", bias.view(shape))
-        scaled = graph.add("Mul", [inputs[0], scale], f"{step.name}.scaled")
-        return graph.add("Add", [scaled, shift], step.name)
+        scale = graph.constant(f"{name}.weight", weight.view(shape))
+        shift = graph.constant(f"{name}.bias", bias.view(shape))
+        scaled = graph.add("Mul", [inputs[0], scale], f"{name}.scaled")
+        return graph.add("Add", [scaled, shift], name)
     operator, attributes = OPERATORS[step.op]
     for part, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None:
-            inputs.append(graph.constant(f"{step.name}.{part}", tensor))
-    return graph.add(operator, inputs, step.name, **attributes(step.settings))
+            inputs.append(graph.constant(f"{name}.{part}", tensor))
+    return graph.add(operator, inputs, name, **attributes(step.settings))
 
 
 def _linear(graph: _Graph, x: str, name: str, weight: Tensor, bias: Tensor | None) -> str:

@@ -7,10 +7,9 @@ Every request of a batch gets its own answer or its own error; none of them can 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -24,12 +23,15 @@ from etcl_deploy.errors import (
     TooLargeError,
     UnknownTaskError,
     UnsupportedMediaError,
+    shortened,
 )
 from etcl_deploy.runtime.predictor import Predictor
 
 logger = logging.getLogger(__name__)
 
 MAX_INSTANCES = 256  # items in one request
+MAX_PIXELS = 16_000_000  # of all the images in one request together: a full batch decodes well before it times out
+BATCH_ANSWER_BYTES = 6_000_000  # of a batch; TorchServe's own limit is 6,553,500
 IMAGE_FIELDS = ("data", "body")
 MEDIA = ("image/", "application/json", "application/octet-stream", "multipart/form-data")
 
@@ -66,7 +68,8 @@ class EtclHandler:
         self.batches += 1
         self.largest_batch = max(self.largest_batch, len(data))
         answers: list[Any] = [None] * len(data)
-        tasks, pixels = [], []
+        tasks: list[str] = []
+        pixels: list[Any] = []
         spans: dict[int, tuple[int, int, bool]] = {}
         for index, row in enumerate(data):
             try:
@@ -76,19 +79,46 @@ class EtclHandler:
                     continue
                 task, images, several = _read(row, headers)
                 self.predictor.bundle.task(task)
-                prepared = [self.predictor.prepare(image) for image in images]
+                limit = MAX_PIXELS // len(images)
+                prepared = [self.predictor.prepare(image, limit) for image in images]
             except Exception as error:
                 answers[index] = _refuse(error, index, context)
                 continue
             spans[index] = (len(pixels), len(pixels) + len(prepared), several)
             tasks += [task] * len(prepared)
             pixels += prepared
-        predictions = [p.as_json() for p in self.predictor.predict(pixels, tasks)]
+        for index, predictions in self._predict(spans, pixels, tasks, context):
+            answers[index] = predictions
+        return [self._encode(answer, index, context) for index, answer in enumerate(answers)]
+
+    def _predict(
+        self, spans: dict[int, tuple[int, int, bool]], pixels: list[Any], tasks: list[str], context: Any
+    ) -> Iterator[tuple[int, Any]]:
+        """The answer of each request: all in one go or, should that fail, one by one to spare the innocent."""
+        assert self.predictor is not None
+        try:
+            found = self.predictor.predict(pixels, tasks)
+        except Exception:
+            found = None
         for index, (start, stop, several) in spans.items():
-            answers[index] = predictions[start:stop] if several else predictions[start]
-        for index in range(len(data)):
-            context.set_response_content_type(index, "application/json")
-        return [json.dumps(answer) for answer in answers]
+            try:
+                own = found[start:stop] if found else self.predictor.predict(pixels[start:stop], tasks[start:stop])
+            except Exception as error:
+                yield index, _refuse(error, index, context)
+                continue
+            yield index, [p.as_json() for p in own] if several else own[0].as_json()
+
+    def _encode(self, answer: Any, index: int, context: Any) -> str:
+        """An answer as JSON; one too long for TorchServe's frame would cost the whole batch, so it is refused."""
+        context.set_response_content_type(index, "application/json")
+        limit = BATCH_ANSWER_BYTES // int(context.system_properties["batch_size"] or 1)
+        text = json.dumps(answer)
+        if len(text) <= limit:
+            return text
+        error = TooLargeError(
+            f"the answer has {len(text)} bytes, at most {limit} are sent; ask for fewer items at once"
+        )
+        return json.dumps(_refuse(error, index, context))
 
     def describe_handle(self) -> dict[str, Any]:
         """What `GET /models/NAME?customized=true` adds: tasks, classes, bytes, cache, batches."""
@@ -113,19 +143,19 @@ class EtclHandler:
 
 def _read(row: Mapping[str, Any], headers: Mapping[str, Any]) -> tuple[str, list[Any], bool]:
     """The task a request names, its images, and whether the answer is a list."""
-    media = str(headers.get("content-type", "")).lower()
+    media = str(headers.get("content-type", "")).lower().partition(";")[0].strip()
     if media and not media.startswith(MEDIA):
         raise UnsupportedMediaError(
-            f"content type {media!r} is not read; send the image itself with -T FILE or "
+            f"content type {shortened(media)!r} is not read; send the image itself with -T FILE or "
             "--data-binary @FILE -H 'Content-Type: image/png', or JSON, or multipart/form-data"
         )
     body = next((row[field] for field in IMAGE_FIELDS if field in row), None)
-    document = _json(body) if isinstance(body, dict | list) or "json" in media else None
+    document = _json(body) if isinstance(body, dict | list) or media == "application/json" else None
     task = _task(row, document, headers)
     if document is None:
-        if body is None or len(body) == 0:
+        if not body:
             raise InputError("the request has no image: send it as the body or in the field 'data'")
-        if isinstance(body, str):
+        if not isinstance(body, bytes | bytearray):
             raise UnsupportedMediaError("the image arrived as text; send it as image/png or the like")
         return task, [bytes(body)], False
     instances = document.get("instances")
@@ -142,7 +172,7 @@ def _task(row: Mapping[str, Any], document: Mapping[str, Any] | None, headers: M
     candidates = (
         (document or {}).get("task"),
         row.get("task"),
-        headers.get("x-etcl-task"),
+        _utf8(headers.get("x-etcl-task")),
         unquote(path).strip("/") if isinstance(path, str) else None,
     )
     for candidate in candidates:
@@ -157,13 +187,21 @@ def _task(row: Mapping[str, Any], document: Mapping[str, Any] | None, headers: M
     )
 
 
+def _utf8(header: Any) -> Any:
+    """A header as its sender meant it: HTTP reads bytes as Latin-1, a terminal writes UTF-8."""
+    try:
+        return header.encode("latin-1").decode("utf-8") if isinstance(header, str) else header
+    except UnicodeError:
+        return header
+
+
 def _json(body: Any) -> Mapping[str, Any]:
     """The JSON object of a body, whether TorchServe has parsed it or not."""
     if isinstance(body, bytes | bytearray | str):
         try:
             body = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"the body is not JSON: {error}") from None
+            raise InputError(f"the body is not JSON: {shortened(str(error))}") from None
     if not isinstance(body, dict):
         raise InputError("a JSON body must be an object with 'task' and 'instances'")
     return body
@@ -174,7 +212,7 @@ def _instance(position: int, item: Any) -> Any:
     if isinstance(item, dict) and isinstance(item.get("b64"), str):
         try:
             return base64.b64decode(item["b64"], validate=True)
-        except binascii.Error as error:
+        except ValueError as error:
             raise BadImageError(f"instance {position} is not base64: {error}") from None
     if isinstance(item, dict) and isinstance(item.get("pixels"), list):
         return item["pixels"]

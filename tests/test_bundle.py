@@ -17,6 +17,7 @@ from etcl_deploy.bundle.summary import summarize
 from etcl_deploy.deploy import bundle_run
 from etcl_deploy.errors import BundleError, UnknownTaskError
 from etcl_deploy.learn import run as runs
+from etcl_deploy.train import train
 
 
 def rewrite(path: Path, manifest: dict[str, object], sections: dict[str, Tensor]) -> None:
@@ -108,14 +109,27 @@ def test_a_later_format_is_refused_by_number(bundle_file: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda m, s: m.pop("tasks"), "'tasks' is missing"),
+        (lambda m, s: m.pop("tasks"), "exactly the keys backbone, .*, tasks"),
         (lambda m, s: m["tasks"].pop(), "belongs to nothing"),
         (lambda m, s: m["tasks"][0].update(name=m["tasks"][1]["name"]), "same name"),
         (lambda m, s: m["tasks"][0].update(classes=["a", "a"]), "different classes"),
         (lambda m, s: m["tasks"][0].update(classes=["a", "b"]), "should be F32"),
         (lambda m, s: m.update(encoding="zip"), "encoding 'zip' is unknown"),
         (lambda m, s: m["preprocessing"].update(height=32), "do not fit"),
-        (lambda m, s: m["preprocessing"].update(std=0), "std"),
+        (lambda m, s: m["preprocessing"].update(std=0.0), "std"),
+        (lambda m, s: m["preprocessing"].update(std=1e-320), "std"),
+        (lambda m, s: m["preprocessing"].update(mean=10**400), "mean"),
+        (lambda m, s: m["preprocessing"].update(channels=True), "channels"),
+        (lambda m, s: m.update(extra=1), "exactly the keys"),
+        (lambda m, s: m["tasks"][0].update(extra=1), "exactly the keys"),
+        (lambda m, s: m["tasks"][0].update(density=7.0), "density"),
+        (lambda m, s: m["tasks"][0].update(density="0.4"), "density"),
+        (lambda m, s: m["tasks"][0].update(accuracy=10**400), "accuracy"),
+        (lambda m, s: m["tasks"][0].update(classes="abcdefghij"), "list of class names"),
+        (lambda m, s: m["tasks"][0].update(name="\ud800"), "surrogates not allowed"),
+        (lambda m, s: (m.update(tasks=[]), [s.pop(k) for k in list(s) if k.startswith("task/")]), "no task"),
+        (lambda m, s: s["task/0/head/weight"].__setitem__((0, 0), float("nan")), "not finite"),
+        (lambda m, s: s["backbone/stem_conv"].fill_(float("inf")), "not finite"),
         (lambda m, s: m["preprocessing"].update(code="x"), "unexpected keyword"),
         (lambda m, s: m["backbone"]["plan"]["steps"][0].__setitem__(1, "system"), "unknown operation"),
         (lambda m, s: s.pop("task/0/head/weight"), "is missing"),
@@ -131,6 +145,35 @@ def test_a_well_formed_file_with_the_wrong_meaning_is_refused(bundle_file: Path,
     change(manifest, sections)
     rewrite(bundle_file, manifest, sections)
     with pytest.raises(BundleError, match=reason):
+        load_bundle(bundle_file)
+
+
+def test_a_set_padding_bit_is_refused(learned: Learned, tmp_path: Path) -> None:
+    """Bits beyond the last weight are zero, or the file is not read."""
+    path = tmp_path / "fcn.etcl"
+    config = learned.config.with_values({"backbone": "fcn3", "width": 3, "epochs": 1, "tasks": 1})
+    bundle_run(train(config, None, tmp_path / "run", "cpu", lambda event: None), config, path)
+    load_bundle(path)
+    manifest, sections, _ = format.read(path)
+    sections = {name: tensor.clone() for name, tensor in sections.items()}
+    assert sections["task/0/mask/fc2"].shape == (2,), "nine weights"
+    sections["task/0/mask/fc2"][-1] |= 128
+    rewrite(path, manifest, sections)
+    with pytest.raises(BundleError, match="padding bit"):
+        load_bundle(path)
+
+
+@pytest.mark.parametrize("entry", [None, [], 3, {"dtype": "F32"}])
+def test_a_manifest_that_lists_nonsense_is_refused(
+    bundle_file: Path, monkeypatch: pytest.MonkeyPatch, entry: object
+) -> None:
+    """Sections are described by objects, or the file is not read."""
+    manifest, sections, _ = format.read(bundle_file)
+    sections = {name: tensor.clone() for name, tensor in sections.items()}
+    monkeypatch.setattr(format, "_describe", lambda tensor: entry)
+    rewrite(bundle_file, manifest, sections)
+    monkeypatch.undo()
+    with pytest.raises(BundleError, match="is not the one its manifest describes"):
         load_bundle(bundle_file)
 
 

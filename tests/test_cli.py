@@ -134,11 +134,22 @@ def test_results_on_stdout_progress_on_stderr(tmp_path: Path) -> None:
     assert "claimed" in done.stderr
 
 
+def test_names_are_shown_as_they_are(learned: Learned, tmp_path: Path) -> None:
+    """Brackets are not markup, and a name cannot control the terminal."""
+    image = tmp_path / "photo[copy]\x1b[31m.png"
+    image.write_bytes(png(learned.tasks[0].test_x[0]))
+    done = etcl("predict", learned.path, "--task", "parity", image.name, cwd=tmp_path)
+    assert "photo[copy]" in done.stdout
+    assert "\x1b[31m" not in done.stdout
+    message = fails("predict", learned.path, "--task", "[red]nobody[/red]", image)
+    assert "unknown task '[red]nobody[/red]'" in message
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         ("truncated", "truncated, damaged or not a bundle"),
-        ("flipped", "another digest than listed"),
+        ("flipped", "is not the one its manifest describes"),
         ("empty", "is empty"),
         ("directory", "is a directory"),
         ("missing", "does not exist"),
@@ -199,7 +210,7 @@ def test_wrong_usage_is_exit_code_2(learned: Learned, tmp_path: Path) -> None:
     assert "--data" in fails("train", "--run", tmp_path / "run", code=2)
     fails("train", "digits", code=2)
     fails("nothing", code=2)
-    fails("serve", code=1)
+    fails("serve", code=2)
     fails("serve", "--stop", "--status", code=2)
     fails("serve", learned.path, "--port", "99999", code=2)
 

@@ -24,16 +24,20 @@ assert result.largest_batch > 1, result
 """
 
 
-def left_behind(workdir: Path) -> list[psutil.Process]:
-    """Processes that know of the demo's folder."""
-    found = []
+def running(workdir: Path) -> set[psutil.Process]:
+    """The server of the demo in `workdir` and its workers, whoever their parents are."""
+    found = set()
     for process in psutil.process_iter():
         try:
-            if str(workdir) in " ".join(process.cmdline()) or process.cwd().startswith(str(workdir)):
-                found.append(process)
+            if str(workdir) in " ".join(process.cmdline()) and "ModelServer" in " ".join(process.cmdline()):
+                found |= {process, *process.children(recursive=True)}
         except psutil.Error:
             continue
     return found
+
+
+def alive(processes: set[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.torchserve
@@ -41,7 +45,7 @@ def test_four_ways_agree_and_nothing_is_left_running(tmp_path: Path) -> None:
     """Also when accuracy is poor, all ways to ask give the same class for every item."""
     done = subprocess.run([sys.executable, "-c", SMALL_DEMO, tmp_path], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert not left_behind(tmp_path)
+    assert not running(tmp_path)
 
 
 @pytest.mark.torchserve
@@ -60,9 +64,14 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Si
     for line in demo.stdout:
         if stage in line:
             break
-    time.sleep(1.5)  # well inside the stage
-    assert left_behind(tmp_path), "the server is there before the interruption"
+    # A server that is starting has no worker yet; one that answers has.
+    least = 1 if stage == "starting TorchServe" else 2
+    deadline = time.monotonic() + 60
+    while len(family := running(tmp_path)) < least and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(family) >= least, "the server is there before the interruption"
     demo.send_signal(number)
     assert demo.wait(timeout=60) != 0
     demo.stdout.close()
-    assert not left_behind(tmp_path)
+    assert not alive(family)
+    assert not running(tmp_path)

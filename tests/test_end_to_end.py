@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +33,10 @@ def test_the_same_image_gets_the_same_answer_everywhere(learned: Learned, tmp_pa
             bundle_scores = np.array([list(answer.scores.values()) for answer in answers])
             http_scores = []
             for image in images:
-                headers = {
-                    "Authorization": f"Bearer {server.token()}",
-                    "X-ETCL-Task": task.name,
-                    "Content-Type": "image/png",
-                }
-                request = urllib.request.Request(server.inference_url, data=png(image), headers=headers)
-                with urllib.request.urlopen(request, timeout=60) as answer:
-                    http_scores.append(list(json.load(answer)["scores"].values()))
+                answer = server.ask(
+                    server.inference_url, body=png(image), X_ETCL_Task=task.name, Content_Type="image/png"
+                )
+                http_scores.append(list(answer["scores"].values()))
             for scores in (bundle_scores, np.array(http_scores), onnx_scores):
                 np.testing.assert_allclose(scores, learned_scores, atol=1e-5)
                 assert (scores.argmax(1) == learned_scores.argmax(1)).all()

@@ -65,13 +65,30 @@ def test_order_and_limit(root: Path) -> None:
 
 
 def test_other_files_are_left_out_and_counted(root: Path) -> None:
-    """Notes beside images are no images; hidden files are not even mentioned."""
+    """Notes, loose images, folders inside a class and dead links are told; hidden files are not even mentioned."""
     (root / "a" / "dark" / "notes.txt").write_text("x")
     (root / "a" / "dark" / ".DS_Store").write_text("x")
+    (root / "a" / "dark" / "gone.png").symlink_to("nowhere.png")
+    draw(root / "a" / "dark" / "more" / "1.png", 3)
+    draw(root / "a" / "loose.png", 3)
     (root / "readme.md").write_text("x")
     found = load(root)
-    assert [path.name for path in found.ignored] == ["notes.txt"]
+    assert sorted(path.name for path in found.ignored) == ["gone.png", "loose.png", "more", "notes.txt"]
     assert len(found.tasks) == 2
+
+
+def test_a_class_may_be_called_train(root: Path) -> None:
+    """Only a `train` that holds folders is part of a split."""
+    for name in ("train", "plane"):
+        draw(root / "c" / name / "0.png", 3)
+        draw(root / "c" / name / "1.png", 3)
+    assert load(root).tasks[2].classes == ("plane", "train")
+
+
+def test_names_are_as_people_type_them(root: Path) -> None:
+    """Accents stored apart from their letters are joined."""
+    (root / "a").rename(root / "cafe\u0301")
+    assert [task.name for task in load(root).tasks] == ["b", "caf\u00e9"]
 
 
 def one_class(root: Path) -> None:
@@ -119,6 +136,10 @@ def untrained_class(root: Path) -> None:
     draw(root / "b" / "test" / "w" / "0.png", 3)
 
 
+def third_part(root: Path) -> None:
+    draw(root / "b" / "val" / "x" / "0.png", 3)
+
+
 def single_images(root: Path) -> None:
     draw(root / "c" / "p" / "0.png", 3)
     draw(root / "c" / "q" / "0.png", 3)
@@ -137,6 +158,7 @@ def single_images(root: Path) -> None:
         (bad_order, "should hold one line", "tasks.toml"),
         (no_class_folder, "no class folder", "c"),
         (untrained_class, "class without training images", "b/test/w"),
+        (third_part, "holds test, train, val; a task that is split holds test and train", "b"),
         (single_images, "no image to test with", "c"),
     ],
 )

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +74,7 @@ def test_images_are_seen_as_a_person_sees_them() -> None:
         ([["a"]], "rectangular array of numbers"),
         ([[[1, 2]]], r"\[1, 1, 2\]"),
         (torch.zeros(2, 2, 2, 2), "shape"),
+        (torch.zeros(8, 8, device="meta"), "rectangular array of numbers"),
     ],
 )
 def test_what_is_not_an_image_is_refused(source: object, reason: str) -> None:
@@ -90,8 +93,41 @@ def test_files_are_named_in_errors(tmp_path: Path) -> None:
         assert str(path) in str(error.value)
 
 
-def test_size_is_checked_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small file that unpacks to too many pixels is refused by its header."""
-    monkeypatch.setattr(images, "MAX_PIXELS", 1000)
+def test_size_is_checked_before_decoding() -> None:
+    """A small file that unpacks to too many pixels is refused by its header, and so are too many pixels."""
     with pytest.raises(TooLargeError, match="40 x 30 pixels; at most 1000"):
-        prepare(encoded(Image.new("L", (40, 30)), "PNG"), GREY)
+        prepare(encoded(Image.new("L", (40, 30)), "PNG"), GREY, 1000)
+    with pytest.raises(TooLargeError, match="40 x 30 pixels; at most 1000"):
+        prepare(torch.zeros(40, 30), GREY, 1000)
+    with pytest.raises(TooLargeError, match="at most 40000000 are decoded"):
+        prepare(encoded(Image.new("1", (8000, 5001)), "PNG"), GREY)
+
+
+def test_files_without_an_end_are_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that gives bytes for ever is cut off at the limit."""
+    monkeypatch.setattr(images, "MAX_BYTES", 1000)
+    with pytest.raises(TooLargeError, match="more than the 1000 bytes"):
+        prepare("/dev/zero", GREY)
+
+
+def test_decoding_in_threads_leaves_the_warning_filters_alone() -> None:
+    """Silencing a warning in one thread would silence it, for good, in all."""
+    before = list(warnings.filters)
+    data = encoded(Image.new("RGBA", (64, 64)), "PNG")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: prepare(data, GREY), range(200)))
+    assert list(warnings.filters) == before
+
+
+def test_a_broken_note_about_the_camera_does_not_matter() -> None:
+    """Damaged EXIF beside whole pixels: the pixels count."""
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x09\0\0"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow mentions it
+        assert prepare(encoded(Image.new("L", (8, 8), 77), "JPEG", exif=exif), GREY).float().mean() == 77
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int64, np.float32, bool])
+def test_arrays_of_any_number_type(dtype: type) -> None:
+    """What counts are the values."""
+    assert prepare(np.ones((8, 8), dtype), GREY).unique().tolist() == [1]

@@ -28,9 +28,13 @@ def test_an_archive_is_written_again_only_when_needed(learned: Learned, tmp_path
     path = archive(learned.path, "digits", tmp_path)
     stamp = path.stat().st_mtime_ns
     assert archive(learned.path, "digits", tmp_path).stat().st_mtime_ns == stamp
-    path.write_bytes(path.read_bytes()[:1000])
-    archive(learned.path, "digits", tmp_path)
-    assert zipfile.ZipFile(path).testzip() is None
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    flipped[whole.index(b"etcl_handler.py") + 200] ^= 1
+    for damaged in (whole[:1000], bytes(flipped), b""):
+        path.write_bytes(damaged)
+        archive(learned.path, "digits", tmp_path)
+        assert zipfile.ZipFile(path).testzip() is None
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a b", "-x", ".hidden", "a/b", "x" * 200])

@@ -11,7 +11,7 @@ from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.learn.masks import density, keep_top
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.task import Task
-from etcl_deploy.learn.trainer import Event, TaskDone, learn_sequence, predict
+from etcl_deploy.learn.trainer import EpochDone, Event, TaskDone, learn_sequence, predict
 from etcl_deploy.plan import Step
 from etcl_deploy.train import build_network
 
@@ -90,7 +90,7 @@ def test_gradients_follow_the_equations() -> None:
     """Scores get dL/dm straight through (times the sign of |s|); weights only where selected and unclaimed."""
     layer = MaskedLayer(Step("fc", "linear", ("image",), {"in": 4, "out": 3}), 0.5, torch.Generator().manual_seed(0))
     layer.claimed = torch.rand(3, 4, generator=torch.Generator().manual_seed(3)) < 0.4
-    layer.freeze_claimed()
+    layer.freeze()
     x = torch.randn(5, 4)
     layer(x).square().sum().backward()
     mask = keep_top(layer.scores, 0.5)
@@ -118,6 +118,41 @@ def test_normalization_is_that_of_the_training_data() -> None:
     frozen = network(tasks[0].train_x)
     network.train()
     torch.testing.assert_close(frozen, network(tasks[0].train_x), rtol=1e-3, atol=1e-3)
+
+
+def test_normalization_does_not_depend_on_the_order_of_items() -> None:
+    """Items that come class by class, more of each than fit a batch, give the statistics of the whole."""
+    task = make_tasks(1, items=960)[0]
+    order = task.train_y.argsort(stable=True)
+    ordered = Task(task.name, task.classes, task.train_x[order], task.train_y[order], task.test_x, task.test_y)
+    network = small("resnet18")
+    learn_sequence(network, [ordered], Learning(epochs=1, batch_size=64))
+    found = network.finished[task.name].norms
+    network.train()
+    network._estimate_norms([ordered.train_x])
+    for step, norm in network.norm_layers.items():
+        spread = norm.var.sqrt()
+        assert ((found[step].mean - norm.mean).abs() <= 0.35 * spread + 0.05).all(), step
+        assert ((found[step].var.sqrt() - spread).abs() <= 0.35 * spread + 0.05).all(), step
+
+
+def test_a_task_that_is_not_finished_leaves_no_trace() -> None:
+    """Interrupted in the middle, with weight decay pulling at everything: the finished task answers as before."""
+    network, tasks = small("fcn3"), make_tasks(3)
+    learn_sequence(network, tasks[:1], OPTIMIZERS[0])
+    before = predict(network, "t0", tasks[0].test_x)
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, EpochDone):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn_sequence(network, tasks[1:2], OPTIMIZERS[0], interrupt)
+    assert torch.equal(predict(network, "t0", tasks[0].test_x), before)
+    with pytest.raises(KeyboardInterrupt):
+        learn_sequence(network, tasks[1:2], OPTIMIZERS[0], interrupt)
+    learn_sequence(network, tasks[2:], OPTIMIZERS[0])
+    assert torch.equal(predict(network, "t0", tasks[0].test_x), before)
 
 
 def test_an_answer_does_not_depend_on_its_batch() -> None:
@@ -161,7 +196,10 @@ def test_unknown_task_names_the_known_ones() -> None:
 
 
 def test_a_loss_that_is_not_finite_ends_training_with_a_reason() -> None:
-    """A learning rate far too high is reported, not trained through."""
-    options = Learning(epochs=6, batch_size=16, optimizer="sgd", learning_rate=1e30)
-    with pytest.raises(LearningError, match="a learning_rate below"):
-        learn_sequence(small("fcn3"), make_tasks(1), options)
+    """A learning rate far too high is reported, not trained through; also when only the last step breaks it."""
+    for options in (
+        Learning(epochs=6, batch_size=16, optimizer="sgd", learning_rate=1e30),
+        Learning(epochs=1, batch_size=64, optimizer="sgd", learning_rate=1e38),
+    ):
+        with pytest.raises(LearningError, match="a learning_rate below"):
+            learn_sequence(small("fcn3"), make_tasks(1), options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib.metadata
+import io
 import json
 import socket
 import subprocess
@@ -18,15 +19,18 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from conftest import ROOT, Learned
 from packaging.requirements import Requirement
+from PIL import Image
 
 from etcl_deploy.demo import png
+from etcl_deploy.deploy import serve_bundle
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.runtime.predictor import Prediction, Predictor
 from etcl_deploy.serve import java
-from etcl_deploy.serve.properties import any_free_port, free_port, render
+from etcl_deploy.serve.properties import any_free_port, check_ports, render
 from etcl_deploy.serve.server import Server, find, serving, start, stop
 
 pytestmark = pytest.mark.torchserve
@@ -58,10 +62,7 @@ def ask(
 
 
 def describe(server: Server) -> Any:
-    headers = {"Authorization": f"Bearer {server.token('management')}"}
-    request = urllib.request.Request(f"{server.management_url}?customized=true", headers=headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)[0]["customizedMetadata"]
+    return server.describe(customized=True)["customizedMetadata"]
 
 
 def multipart(task: str, image: bytes) -> tuple[bytes, str]:
@@ -113,28 +114,56 @@ def test_the_field_wins_over_the_header_and_the_header_over_the_path(learned: Le
     assert answer["task"] == "negative"
 
 
-def test_bad_requests_inside_a_shared_batch_harm_nobody(learned: Learned, server: Server) -> None:
+def bomb(count: int) -> bytes:
+    """A small request that unpacks to many pixels."""
+    buffer = io.BytesIO()
+    Image.new("RGBA", (16000, 2499), (1, 2, 3, 4)).save(buffer, "WEBP", lossless=True)
+    instance = {"b64": base64.b64encode(buffer.getvalue()).decode()}
+    return json.dumps({"task": "parity", "instances": [instance] * count}).encode()
+
+
+PNG, JSON = "image/png", "application/json"
+SOUND = png(torch.zeros(16, 16, 1, dtype=torch.uint8))
+# Four bad requests at a time, with the status and code of each.
+BAD_REQUESTS: list[list[tuple[bytes, dict[str, str], int, str]]] = [
+    [
+        (SOUND, {"X_ETCL_Task": "nobody", "Content_Type": PNG}, 404, "unknown_task"),
+        (SOUND, {"Content_Type": PNG}, 400, "missing_task"),
+        (b"not an image", {"X_ETCL_Task": "parity", "Content_Type": PNG}, 400, "bad_image"),
+        (b"", {"X_ETCL_Task": "parity", "Content_Type": PNG}, 400, "bad_request"),
+    ],
+    [
+        (json.dumps({"task": "\ue000" * 1_000_000}).encode(), {"Content_Type": JSON}, 400, "bad_request"),
+        (
+            json.dumps({"task": "\ue000" * 700_000, "instances": [{"pixels": [[1]]}]}, ensure_ascii=False).encode(),
+            {"Content_Type": JSON},
+            404,
+            "unknown_task",
+        ),
+        (bomb(1), {"Content_Type": JSON}, 413, "too_large"),
+        (bomb(256), {"Content_Type": JSON}, 413, "too_large"),
+    ],
+]
+
+
+@pytest.mark.parametrize("bad", BAD_REQUESTS, ids=["plain", "hostile"])
+def test_bad_requests_inside_a_shared_batch_harm_nobody(
+    learned: Learned, server: Server, bad: list[tuple[bytes, dict[str, str], int, str]]
+) -> None:
     """Eight requests in one batch, four of them bad: each bad one gets its own 4xx, the others are right."""
     good = [(task.name, task.test_x[3]) for task in learned.tasks[:4]]
     predictor = Predictor(learned.bundle)
     expected = [predictor.predict([image], [name])[0] for name, image in good]
-    sound = png(good[0][1])
-    requests: list[dict[str, Any]] = [
-        {"body": png(image), "X_ETCL_Task": name, "Content_Type": "image/png"} for name, image in good
-    ] + [
-        {"body": sound, "X_ETCL_Task": "nobody", "Content_Type": "image/png"},
-        {"body": sound, "Content_Type": "image/png"},
-        {"body": b"not an image", "X_ETCL_Task": "parity", "Content_Type": "image/png"},
-        {"body": b"", "X_ETCL_Task": "parity", "Content_Type": "image/png"},
-    ]
+    requests = [(png(image), {"X_ETCL_Task": name, "Content_Type": PNG}) for name, image in good]
+    requests += [(body, headers) for body, headers, _, _ in bad]
     before = describe(server)["batches"]["count"]
-    answers: list[tuple[int, Any] | None] = [None] * BATCH
+    answers: list[tuple[int, Any]] = [(0, None)] * BATCH
     gate = threading.Barrier(BATCH)
 
     def send(position: int) -> None:
-        words = dict(requests[position])
+        body, headers = requests[position]
         gate.wait()
-        answers[position] = ask(server, words.pop("body"), **words)
+        answers[position] = ask(server, body, **headers)
 
     threads = [threading.Thread(target=send, args=(position,)) for position in range(BATCH)]
     for thread in threads:
@@ -145,12 +174,19 @@ def test_bad_requests_inside_a_shared_batch_harm_nobody(learned: Learned, server
     assert after["largest"] == BATCH, "the eight requests shared a batch"
     assert after["count"] == before + 2, "one batch for them, one for asking"
 
-    for answer, wanted in zip(answers[:4], expected, strict=True):
-        assert answer is not None and answer[0] == 200
-        expect(answer[1], wanted)
-    codes = [(a[0], a[1]["error"]["code"]) for a in answers[4:] if a is not None]
-    assert codes == [(404, "unknown_task"), (400, "missing_task"), (400, "bad_image"), (400, "bad_request")]
-    assert "this bundle holds: upright-a" in answers[4][1]["error"]["message"]  # type: ignore[index]
+    for (status, answer), wanted in zip(answers[:4], expected, strict=True):
+        assert status == 200
+        expect(answer, wanted)
+    found = [(status, answer["error"]["code"]) for status, answer in answers[4:]]
+    assert found == [(status, code) for _, _, status, code in bad]
+    assert all(len(answer["error"]["message"]) < 1000 for _, answer in answers[4:])
+
+
+def test_as_many_items_as_are_allowed_fit_an_answer(server: Server) -> None:
+    """256 items of ten classes in one request."""
+    document = {"task": "upright-a", "instances": [{"pixels": [[0] * 16] * 16}] * 256}
+    status, answers = ask(server, json.dumps(document).encode(), Content_Type=JSON)
+    assert (status, len(answers)) == (200, 256)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +201,9 @@ def test_bad_requests_inside_a_shared_batch_harm_nobody(learned: Learned, server
         (b'{"instances": [{"b64": "@@"}]}', "application/json", 400, "bad_image"),
         (b'{"instances": [{"pixels": [[1, 2], [3]]}]}', "application/json", 400, "bad_image"),
         (b'{"instances": [7]}', "application/json", 400, "bad_request"),
+        ('{"instances": [{"b64": "\u00e9"}]}'.encode(), "application/json", 400, "bad_image"),
+        (b'{"instances": [{"pixels": [[1e999]]}]}', "application/json", 400, "bad_image"),
+        (b'{"task": ["parity"], "instances": [{"pixels": [[1]]}]}', "application/json", 400, "bad_request"),
         (b'{"task": 3, "instances": [{"pixels": [[1]]}]}', "application/json", 400, "bad_request"),
         (json.dumps({"instances": [{"pixels": [[1]]}] * 257}).encode(), "application/json", 413, "too_large"),
     ],
@@ -174,6 +213,13 @@ def test_each_kind_of_bad_request_has_its_code(server: Server, body: bytes, medi
     found, answer = ask(server, body, X_ETCL_Task="parity", Content_Type=media)
     assert (found, answer["error"]["code"]) == (status, code)
     assert answer["error"]["message"]
+
+
+def test_a_boundary_may_contain_any_word(learned: Learned, server: Server) -> None:
+    """Only the media type itself says what a body is."""
+    form, media = multipart("parity", png(learned.tasks[4].test_x[0]))
+    status, answer = ask(server, form.replace(b"--B", b"--BjsonB"), Content_Type=media.replace("=B", "=BjsonB"))
+    assert (status, answer["task"]) == (200, "parity")
 
 
 def test_tokens_are_on(learned: Learned, server: Server) -> None:
@@ -206,12 +252,15 @@ def test_describe_lists_tasks_and_cache(server: Server, learned: Learned) -> Non
     assert described["bundle"] == learned.bundle.digest
 
 
-def test_a_second_start_is_refused_and_a_taken_port_named(server: Server) -> None:
-    """The running server is not disturbed."""
+def test_a_second_start_is_refused_and_a_taken_port_named(learned: Learned, server: Server) -> None:
+    """The running server is not disturbed, nor its archive."""
+    store = Path(server.directory).parent.parent
+    stamp = (store / "digits.mar").stat().st_mtime_ns
     with pytest.raises(ServeError, match="already served at"):
-        start("digits", Path(server.directory).parent.parent, any_free_port())
+        serve_bundle(learned.path, "digits", store, server.port, 1)
+    assert (store / "digits.mar").stat().st_mtime_ns == stamp
     with pytest.raises(ServeError, match=f"port {server.port} is taken"):
-        free_port(server.port)
+        check_ports(server.port)
     assert server.process() is not None
 
 
@@ -290,7 +339,7 @@ def test_a_taken_port_is_found_before_starting() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", port + 4))
         with pytest.raises(ServeError, match=f"port {port + 4} is taken"):
-            free_port(port)
+            check_ports(port)
 
 
 def test_the_committed_config_is_the_generated_one() -> None:

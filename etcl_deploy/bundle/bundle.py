@@ -107,12 +107,14 @@ def load_bundle(path: str | Path) -> Bundle:
     manifest, sections, digest = format.read(path)
     try:
         return _assemble(manifest, sections, digest)
-    except (KeyError, TypeError, ValueError, AttributeError, PlanError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, PlanError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise BundleError(f"{path} does not describe a bundle: {reason}") from None
 
 
 def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], digest: str) -> Bundle:
+    _expect_keys(manifest, "backbone", "encoding", "preprocessing", "run", "sections", "tasks")
+    _expect_keys(manifest["backbone"], "name", "plan")
     if manifest["encoding"] != ENCODING:
         raise ValueError(f"encoding {manifest['encoding']!r} is unknown; known: {ENCODING}")
     plan = Plan.from_json(manifest["backbone"]["plan"])
@@ -120,6 +122,8 @@ def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], diges
     if plan.input != (preprocessing.channels, preprocessing.height, preprocessing.width):
         raise ValueError("the images of the preprocessing do not fit the network")
     entries = [_entry(value) for value in manifest["tasks"]]
+    if not entries:
+        raise ValueError("it holds no task")
     if len({name for name, *_ in entries}) != len(entries):
         raise ValueError("two tasks have the same name")
     remaining = dict(sections)
@@ -132,24 +136,37 @@ def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], diges
             classes,
             density,
             accuracy,
-            _take(remaining, f"{prefix}/mask", _mask_shapes(plan)),
+            _checked_masks(plan, _take(remaining, f"{prefix}/mask", _mask_shapes(plan))),
             _take(remaining, f"{prefix}/norm", _norm_shapes(plan)),
             _take(remaining, f"{prefix}/head", _head_shapes(plan, len(classes))),
         )
     if remaining:
         raise ValueError(f"section {min(remaining)!r} belongs to nothing")
-    name = str(manifest["backbone"]["name"])
+    name = manifest["backbone"]["name"]
+    if not isinstance(name, str) or not name.encode():
+        raise ValueError("the backbone needs a name")
     return Bundle(name, plan, preprocessing, weights, tasks, dict(manifest["run"]), digest)
 
 
 def _entry(value: Any) -> tuple[str, tuple[str, ...], float, float | None]:
-    name, classes, density = value["name"], tuple(value["classes"]), float(value["density"])
-    if not isinstance(name, str) or not name or not all(isinstance(c, str) for c in classes):
+    """A task's name, classes, density and accuracy, each of exactly its type and in its range."""
+    _expect_keys(value, "name", "classes", "density", "accuracy")
+    name, classes, density, accuracy = (value[key] for key in ("name", "classes", "density", "accuracy"))
+    texts = [name, *classes] if isinstance(classes, list) else [None]
+    if not all(isinstance(text, str) and text and text.encode() for text in texts):
         raise ValueError("a task needs a name and a list of class names")
     if not 1 <= len(classes) <= MAX_CLASSES or len(set(classes)) != len(classes):
         raise ValueError(f"task {name!r} needs 1 to {MAX_CLASSES} different classes")
-    accuracy = None if value["accuracy"] is None else float(value["accuracy"])
-    return name, classes, density, accuracy
+    if type(density) is not float or not 0 <= density <= 1:
+        raise ValueError(f"task {name!r} has density {density!r}; it lies between 0.0 and 1.0")
+    if accuracy is not None and (type(accuracy) is not float or not 0 <= accuracy <= 100):
+        raise ValueError(f"task {name!r} has accuracy {accuracy!r}; it lies between 0.0 and 100.0, or is null")
+    return name, tuple(classes), density, accuracy
+
+
+def _expect_keys(value: Any, *keys: str) -> None:
+    if not isinstance(value, dict) or set(value) != set(keys):
+        raise ValueError(f"expected an object with exactly the keys {', '.join(keys)}")
 
 
 def _weight_shapes(plan: Plan) -> Shapes:
@@ -177,8 +194,19 @@ def _take(sections: dict[str, Tensor], prefix: str, shapes: Shapes) -> dict[str,
         dtype = "U8" if prefix.endswith("/mask") else "F32"
         if tuple(tensor.shape) != shape or format.DTYPES.get(tensor.dtype) != dtype:
             raise ValueError(f"section '{prefix}/{name}' should be {dtype} {list(shape)}")
+        if dtype == "F32" and not tensor.isfinite().all():
+            raise ValueError(f"section '{prefix}/{name}' holds numbers that are not finite")
         taken[name] = tensor
     return taken
+
+
+def _checked_masks(plan: Plan, masks: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The masks themselves, once their padding bits are known to be 0."""
+    for name, shape in _weight_shapes(plan).items():
+        used = prod(shape) % 8
+        if used and int(masks[name][-1]) >> used:
+            raise ValueError(f"the mask of step {name!r} has a padding bit set")
+    return masks
 
 
 def weight_count(plan: Plan) -> int:

@@ -26,7 +26,10 @@ A reader MUST refuse: another format; a manifest or section whose digest differs
 list with the same type and shape, or lists and the file lacks; sections other than the ones above; anything after
 the last tensor. The bundle's own digest is the manifest's, which covers all sections.
 
-The same content gives the same bytes: safetensors orders the tensors, and one metadata key has only one order.
+Numbers are finite. The same content gives the same bytes: safetensors orders the tensors, and one metadata key has
+only one order.
+
+A reader may map the file instead of copying it, as this one does: replace a bundle, never overwrite it in place.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ def to_bytes(manifest: Mapping[str, Any], sections: Mapping[str, Tensor]) -> byt
 
     sections = {name: tensor.detach().cpu().contiguous() for name, tensor in sections.items()}
     listed = {name: _describe(tensor) for name, tensor in sections.items()}
-    text = json.dumps({**manifest, "sections": listed}, sort_keys=True, separators=(",", ":"))
+    text = _dump({**manifest, "sections": listed})
     metadata = f"{FORMAT} {digest_of(text)}\n{text}"
     return save(sections, metadata={KEY: metadata})
 
@@ -72,12 +75,14 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], str]:
             sections = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise BundleError(f"{path} does not exist") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise BundleError(f"{path} is truncated, damaged or not a bundle: {error}") from None
     text, digest = _manifest_text(path, metadata)
     try:
         manifest = json.loads(text)
         listed = manifest["sections"]
+        if _dump(manifest) != text:
+            raise ValueError("not in its one form")
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BundleError(f"{path} has a manifest that is not what format 1 says") from None
     _check_sections(path, listed, sections)
@@ -87,6 +92,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], str]:
 def digest_of(data: str | bytes) -> str:
     """SHA-256 as 64 hex digits."""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+def _dump(manifest: Mapping[str, Any]) -> str:
+    return json.dumps(manifest, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _manifest_text(path: Path, metadata: Mapping[str, str] | None) -> tuple[str, str]:
@@ -111,8 +120,7 @@ def _check_sections(path: Path, listed: Any, sections: Mapping[str, Tensor]) -> 
     for name, tensor in sections.items():
         found = _describe(tensor)
         if found != listed[name]:
-            what = "digest" if found["sha256"] != listed[name].get("sha256") else "type or shape"
-            raise BundleError(f"{path} is damaged: section {name!r} has another {what} than listed")
+            raise BundleError(f"{path} is damaged: section {name!r} is not the one its manifest describes")
 
 
 def _describe(tensor: Tensor) -> dict[str, Any]:

@@ -4,8 +4,8 @@
     DIR/<task>/{train,test}/<class>/*.png       the user's own split
     DIR/tasks.toml                              optional: order = ["second", "first"]; else by name
 
-Files that are no images, and hidden ones, are left out and counted. A damaged image is an error: nobody should
-find out after training that half the data was skipped.
+Hidden files are left out; so is whatever else is no image of a class (notes, loose files, folders inside a class), and
+that is counted and told. A damaged image is an error: nobody should find out later that half the data was skipped.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def load_folder(
             classes = tuple(train)
             train_x, train_y = _decode(train, preprocessing, pool)
             test_x, test_y = _decode(test, preprocessing, pool)
-            tasks.append(Task(folder.name, classes, train_x, train_y, test_x, test_y))
+            tasks.append(Task(_name(folder), classes, train_x, train_y, test_x, test_y))
     return FolderTasks(tuple(tasks), tuple(ignored))
 
 
@@ -73,7 +73,7 @@ def _task_folders(directory: Path) -> list[Path]:
         folders = _ordered(order_file, folders)
     seen: dict[str, Path] = {}
     for folder in folders:
-        key = unicodedata.normalize("NFC", folder.name).casefold()
+        key = _name(folder).casefold()
         if key in seen:
             raise DataError(f"two tasks have the same name: {seen[key]} and {folder}; rename one")
         seen[key] = folder
@@ -103,16 +103,20 @@ def _ordered(order_file: Path, folders: Sequence[Path]) -> list[Path]:
 
 def _split_files(folder: Path, test_share: float, seed: int, ignored: list[Path]) -> tuple[Files, Files]:
     """The training and test files of one task, by class; classes are those of the training part."""
-    names = [part.name for part in _subfolders(folder)]
-    if sorted(names) == ["test", "train"]:
+    folders = _subfolders(folder)
+    # A class may be called "train"; a folder of that name is a part of a split if it holds folders itself.
+    if any(part.name in ("train", "test") and _subfolders(part) for part in folders):
+        if [part.name for part in folders] != ["test", "train"]:
+            found = ", ".join(part.name for part in folders)
+            raise DataError(f"{folder} holds {found}; a task that is split holds test and train, nothing else")
         train = _class_files(folder / "train", ignored)
-        found = _class_files(folder / "test", ignored)
-        extra = [name for name in found if name not in train]
+        tested = _class_files(folder / "test", ignored)
+        extra = [name for name in tested if name not in train]
         if extra:
             raise DataError(
                 f"{folder / 'test' / extra[0]} is a class without training images; training has: {', '.join(train)}"
             )
-        test = {name: found.get(name, []) for name in train}
+        test = {name: tested.get(name, []) for name in train}
     else:
         files = _class_files(folder, ignored)
         generator = torch.Generator().manual_seed(seed)
@@ -138,19 +142,25 @@ def _hold_back(paths: Sequence[Path], share: float, generator: torch.Generator) 
 
 def _class_files(folder: Path, ignored: list[Path]) -> dict[str, list[Path]]:
     """Images of each class folder, by name; an empty class is an error, not a class nobody can predict."""
+    ignored += [path for path in _visible(folder) if not path.is_dir()]
     classes: dict[str, list[Path]] = {}
     for class_folder in _subfolders(folder):
-        files = [path for path in _visible(class_folder) if path.is_file()]
-        images = [path for path in files if path.suffix.lower() in SUFFIXES]
-        ignored += [path for path in files if path not in set(images)]
+        images: list[Path] = []
+        for path in _visible(class_folder):
+            (images if path.suffix.lower() in SUFFIXES and path.is_file() else ignored).append(path)
         if not images:
             raise DataError(
                 f"{class_folder} has no readable image; expected files ending in {', '.join(sorted(SUFFIXES))}"
             )
-        classes[class_folder.name] = images
+        classes[_name(class_folder)] = images
     if not classes:
         raise DataError(f"{folder} has no class folder; expected {folder}/<class>/*.png")
     return classes
+
+
+def _name(folder: Path) -> str:
+    """A folder's name as people type it; some file systems store accents apart from their letters."""
+    return unicodedata.normalize("NFC", folder.name)
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -37,7 +37,7 @@ class MaskedLayer(nn.Module):
 
     `mask` set: that mask is used. `mask` None: it is chosen from the scores, and learned with them.
     `claimed` marks the weights of finished tasks. While a task is learned they are read from `_frozen`, so no
-    gradient, momentum or weight decay can reach them (Eq. nws1): they keep their bits by construction.
+    gradient, momentum or weight decay can reach them (Eq. nws1); `thaw` puts them back, bit by bit, at its end.
     """
 
     weight: nn.Parameter
@@ -67,16 +67,20 @@ class MaskedLayer(nn.Module):
         with torch.no_grad():
             self.scores.copy_(fresh)
 
-    def freeze_claimed(self) -> None:
+    def freeze(self) -> None:
         """Take the claimed weights out of reach before a task is learned."""
         self._frozen = self.weight.detach().clone()
+
+    def thaw(self) -> None:
+        """Put the claimed weights back as they were at `freeze`, whatever an optimizer did to them since."""
+        with torch.no_grad():
+            self.weight.copy_(torch.where(self.claimed, self._frozen, self.weight))
 
     def claim(self) -> Tensor:
         """Fix the mask of the task that was just learned, claim its weights, and give the mask."""
         mask = keep_top(self.scores, self.density)
-        with torch.no_grad():
-            self.weight.copy_(torch.where(self.claimed, self._frozen, self.weight))
-            self.claimed |= mask
+        self.thaw()
+        self.claimed |= mask
         return mask
 
     def effective_weight(self) -> Tensor:

@@ -82,9 +82,10 @@ class MaskedNetwork(nn.Module):
         """Start a task: masks follow the scores, normalization and head are new, claimed weights are frozen."""
         if name in self.finished:
             raise ValueError(f"task {name!r} is already learned")
+        self._abandon()
         for layer in self.masked_layers.values():
             layer.mask = None
-            layer.freeze_claimed()
+            layer.freeze()
             if fresh_scores:
                 layer.draw_scores(generator)
         for norm in self.norm_layers.values():
@@ -108,6 +109,7 @@ class MaskedNetwork(nn.Module):
             {key: value.detach().clone() for key, value in self.head.items()},
         )
         self.finished[name] = state
+        self._learning = None
         self.select(name)
         return state
 
@@ -116,13 +118,19 @@ class MaskedNetwork(nn.Module):
         state = self.finished.get(name)
         if state is None:
             raise UnknownTaskError(name, self.finished, "this run")
+        self._abandon()
         for step, layer in self.masked_layers.items():
             layer.mask = state.masks[step]
         for step, norm in self.norm_layers.items():
             norm.bind(state.norms[step])
         self._bind_head(state.head, trainable=False)
-        self._learning = None
         self.eval()
+
+    def is_finite(self, state: TaskState) -> bool:
+        """Whether every number a finished task uses is one."""
+        weights = [layer.weight[state.masks[step]] for step, layer in self.masked_layers.items()]
+        norms = [norm.as_affine() for norm in state.norms.values()]
+        return all(bool(values.isfinite().all()) for values in (*weights, *norms, *state.head.values()))
 
     def restore(self, state: TaskState) -> None:
         """Take in a task that was finished in an earlier process."""
@@ -140,6 +148,13 @@ class MaskedNetwork(nn.Module):
         """Logits of the selected task, `[batch, classes]`."""
         bias = self.head["bias"] if self.plan.head_bias else None
         return F.linear(self.features(images), self.head["weight"], bias)
+
+    def _abandon(self) -> None:
+        """Leave a task that was begun and not finished: nothing of it may touch the finished ones."""
+        if self._learning is not None:
+            for layer in self.masked_layers.values():
+                layer.thaw()
+            self._learning = None
 
     def _apply_step(self, step: Step, x: Tensor) -> Tensor:
         layer = self.norms[step.name] if step.op == "norm" else self.masked[step.name]

@@ -1,15 +1,17 @@
 """A run: what a sequence left behind, in memory and as a directory.
 
     run.json                 settings, tasks, accuracy matrix, and the name and digest of the state file
-    state-NNNN.safetensors   weights, scores, claimed bits, and every task's mask, normalization and head
+    state-DIGEST.safetensors weights, scores, claimed bits, and every task's mask, normalization and head
 
-`run.json` is replaced last and names its state file, so a crash leaves the previous run or the new one.
+The state file is named by its content and `run.json`, which names it, is replaced last: a crash at any moment leaves
+the previous run or the new one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -81,16 +83,20 @@ class Run:
 def check_free(directory: Path) -> None:
     """Refuse a directory that already holds something."""
     if (directory / RECORD).exists():
-        raise RunError(f"{directory} already holds a run; name another directory with --run")
+        raise RunError(f"{directory} already holds a run; name another directory")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise RunError(f"{directory} is not an empty directory; a run starts in a new or empty one")
+    nearest = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise RunError(f"{directory} cannot be made: {nearest} is not a directory one can write to")
 
 
 def save(run: Run, config: Config, directory: Path) -> None:
     """Write the run; the previous state stays valid until the new one is complete."""
     network = run.network
     state = tensors_to_bytes(_state(network))
-    name = f"state-{len(run.tasks):04d}.safetensors"
+    digest = hashlib.sha256(state).hexdigest()
+    name = f"state-{digest[:16]}.safetensors"
     record = {
         "format": FORMAT,
         "config": config.as_json(),
@@ -101,7 +107,7 @@ def save(run: Run, config: Config, directory: Path) -> None:
         "matrix": [list(row) for row in run.matrix],
         "seconds": run.seconds,
         "versions": dict(run.versions),
-        "state": {"file": name, "sha256": hashlib.sha256(state).hexdigest()},
+        "state": {"file": name, "sha256": digest},
     }
     atomic.write_bytes(directory / name, state)
     atomic.write_bytes(directory / RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
@@ -174,6 +180,8 @@ def _restored(record: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple
                 {key: tensors[f"{prefix}/head/{key}"] for key in keys},
             )
         )
-    matrix = tuple(tuple(row) for row in record["matrix"])
+    matrix = tuple(tuple(float(value) for value in row) for row in record["matrix"])
+    if [len(row) for row in matrix] != list(range(1, len(record["tasks"]) + 1)) or not matrix:
+        raise ValueError("the accuracy matrix does not fit the tasks")
     run = Run(network, matrix, record["seconds"], record["versions"])
     return run, config_from(record["config"])

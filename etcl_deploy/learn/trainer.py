@@ -90,13 +90,20 @@ def learn_task(network: MaskedNetwork, task: Task, options: Learning, position: 
             total += loss.detach() * len(batch)
         schedule.step()
         mean = float(total) / len(labels)
-        if mean != mean or mean == float("inf"):
-            raise LearningError(
-                f"the loss of task {task.name!r} is {mean} after epoch {epoch}; "
-                f"a learning_rate below {options.learning_rate} may help"
-            )
+        if not math.isfinite(mean):
+            raise _diverged(task, options, f"its loss is {mean} after epoch {epoch}")
         report(EpochDone(task.name, epoch, options.epochs, mean))
-    network.finish(images[b] for b in _batches(len(labels), EVALUATION_BATCH))
+    # Shuffled: items often come class by class, and a batch of one class has the statistics of no other.
+    state = network.finish(images[b] for b in _batches(len(labels), EVALUATION_BATCH, generator))
+    with torch.no_grad():
+        answers = network(images[:EVALUATION_BATCH])
+    if not (network.is_finite(state) and answers.isfinite().all()):
+        raise _diverged(task, options, "its weights or answers are not finite")
+
+
+def _diverged(task: Task, options: Learning, what: str) -> LearningError:
+    hint = f"a learning_rate below {options.learning_rate} may help"
+    return LearningError(f"task {task.name!r} could not be learned: {what}; {hint}")
 
 
 @torch.no_grad()

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.bundle.bundle import Bundle
-from etcl_deploy.runtime.images import ImageInput, prepare
+from etcl_deploy.runtime.images import MAX_PIXELS, ImageInput, prepare
 from etcl_deploy.runtime.subnet import Subnet, materialize
 
 DEFAULT_CACHE_BYTES = 256 * 1024 * 1024
+AT_ONCE = 64  # items in one pass through a network
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class Predictor:
         self._cache: OrderedDict[str, Subnet] = OrderedDict()
         self._lock = threading.Lock()
 
-    def prepare(self, source: ImageInput) -> Tensor:
-        """The pixels the network takes, from an image. Raises InputError for what is not one."""
-        return prepare(source, self.bundle.preprocessing)
+    def prepare(self, source: ImageInput, max_pixels: int = MAX_PIXELS) -> Tensor:
+        """The pixels the network takes, from an image. Raises InputError for what is not one, or too large."""
+        return prepare(source, self.bundle.preprocessing, max_pixels)
 
     def predict(self, inputs: Sequence[ImageInput], tasks: Sequence[str]) -> list[Prediction]:
         """One answer per input, in order; `tasks` names the task of each."""
@@ -65,9 +66,9 @@ class Predictor:
 
     @torch.inference_mode()
     def logits(self, name: str, pixels: Tensor) -> Tensor:
-        """Logits of one task for prepared images, `[batch, classes]`."""
-        result: Tensor = self._subnet(name)(pixels)
-        return result
+        """Logits of one task for prepared images, `[batch, classes]`; memory does not grow with the batch."""
+        subnet = self._subnet(name)
+        return torch.cat([subnet(part) for part in torch.split(pixels, AT_ONCE)])
 
     def cached(self) -> dict[str, int]:
         """Bytes of each task that is ready, least recently used first."""

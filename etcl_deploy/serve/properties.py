@@ -29,18 +29,18 @@ def render(model: str, store: str, port: int) -> str:
         "enable_envvars_config": "false",
         "install_py_dep_per_model": "false",
         "max_request_size": 6_553_500,
+        "max_response_size": 6_553_500,
         "job_queue_size": 1000,
         "disable_system_metrics": "true",
     }
     return "".join(f"{key}={value}\n" for key, value in lines.items())
 
 
-def free_port(first: int) -> int:
-    """`first`, if it and the next four are free; else an error that says which one is taken."""
+def check_ports(first: int) -> None:
+    """Refuse a port that is taken, or followed by one of the next four that is."""
     for port in range(first, first + PORTS):
         if not _is_free(port):
             raise ServeError(f"port {port} is taken; name another with --port (it uses {PORTS} in a row)")
-    return first
 
 
 def any_free_port() -> int:

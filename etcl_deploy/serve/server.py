@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,7 +29,10 @@ from etcl_deploy.serve.properties import HOST, render
 
 START_SECONDS = 120
 STOP_SECONDS = 20
+REQUEST_SECONDS = 60
 RECORD = "server.json"
+# Our server is on this machine: no proxy the environment names should see its tokens.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 WORKER_DIED = "Backend worker process died"  # what TorchServe logs before it tries again, for minutes
 
 
@@ -73,6 +75,18 @@ class Server:
             raise ServeError(f"{self.token_file} holds no {kind} token") from None
         return key
 
+    def ask(self, url: str, kind: str = "inference", body: bytes | None = None, **headers: str) -> Any:
+        """The JSON answer of one request, with the token of its API; header names are written with underscores."""
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        sent["Authorization"] = f"Bearer {self.token(kind)}"
+        with DIRECT.open(urllib.request.Request(url, body, sent), timeout=REQUEST_SECONDS) as answer:
+            return json.load(answer)
+
+    def describe(self, *, customized: bool = False) -> Any:
+        """What the management API says of the model; `customized` adds what the handler says of its tasks."""
+        suffix = "?customized=true" if customized else ""
+        return self.ask(self.management_url + suffix, "management")[0]
+
     def process(self) -> psutil.Process | None:
         """The running server process, or None."""
         with suppress(psutil.Error):
@@ -100,9 +114,7 @@ class Server:
 
 def start(name: str, model_store: Path, port: int, workers: int = 1) -> Server:
     """Start TorchServe on `model_store/name.mar` and wait until it answers; on failure nothing is left running."""
-    running = find(name, model_store)
-    if running and running.process():
-        raise ServeError(f"{name!r} is already served at {running.inference_url}; stop it with --stop")
+    check_not_running(name, model_store)
     java = find_java()
     store = model_store.resolve()
     directory = store / "servers" / name
@@ -153,6 +165,13 @@ def stop(server: Server) -> bool:
     (Path(server.directory) / RECORD).unlink(missing_ok=True)
     server.token_file.unlink(missing_ok=True)
     return process is not None
+
+
+def check_not_running(name: str, model_store: Path) -> None:
+    """Refuse to start what runs already."""
+    running = find(name, model_store)
+    if running and running.process():
+        raise ServeError(f"{name!r} is already served at {running.inference_url}; stop it with --stop")
 
 
 def find(name: str, model_store: Path) -> Server | None:
@@ -223,19 +242,11 @@ def _wait_until_ready(server: Server) -> None:
         if WORKER_DIED in server.log.read_text("utf-8", "replace"):
             raise ServeError(f"the model did not load: {_last_words(Path(server.directory))}")
         with suppress(OSError, ValueError, LookupError, ServeError):
-            workers = _describe(server)[0]["workers"]
+            workers = server.describe()["workers"]
             if workers and all(worker["status"] == "READY" for worker in workers):
                 return
         time.sleep(0.2)
     raise ServeError(f"TorchServe was not ready after {START_SECONDS} s: {_last_words(Path(server.directory))}")
-
-
-def _describe(server: Server) -> Any:
-    request = urllib.request.Request(
-        server.management_url, headers={"Authorization": f"Bearer {server.token('management')}"}
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return json.load(answer)
 
 
 def _last_words(directory: Path) -> str:
