@@ -56,6 +56,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Names are imported when first used: `import etcl_deploy` is instant and needs no torch."""
+    if name == "export":  # so that etcl_deploy.export.to_onnx is in reach after `import etcl_deploy`
+        import_module("etcl_deploy.export.to_onnx")
+        return import_module("etcl_deploy.export")
     if name not in _HOMES:
         raise AttributeError(f"module 'etcl_deploy' has no attribute {name!r}")
     return getattr(import_module(f"etcl_deploy.{_HOMES[name]}"), name)

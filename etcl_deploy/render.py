@@ -147,7 +147,8 @@ def server_report(info: Mapping[str, Any]) -> RenderableType:
     """Where a server is."""
     made = Table.grid(padding=(0, 2))
     for key, value in info.items():
-        made.add_row(Text(key.replace("_", " "), "bold"), Text("-" if value is None else str(value), overflow="fold"))
+        if value is not None:
+            made.add_row(Text(key.replace("_", " "), "bold"), Text(str(value), overflow="fold"))
     return made
 
 

@@ -39,7 +39,14 @@ def test_pixels_of_the_right_size_are_kept_exactly() -> None:
     """No resampling where none is needed: PNG, array, list and tensor all give the same tensor."""
     pixels = torch.arange(64, dtype=torch.uint8).view(8, 8, 1) * 3
     data = encoded(Image.fromarray(pixels[..., 0].numpy()), "PNG")
-    sources = (data, pixels.numpy(), pixels.squeeze(2).tolist(), pixels, pixels.float())
+    sources = (
+        data,
+        Image.fromarray(pixels[..., 0].numpy()),
+        pixels.numpy(),
+        pixels.squeeze(2).tolist(),
+        pixels,
+        pixels.float(),
+    )
     for source in sources:
         assert torch.equal(prepare(source, GREY), pixels)
 

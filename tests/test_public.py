@@ -22,6 +22,12 @@ def test_importing_the_package_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_the_export_is_within_reach() -> None:
+    """`import etcl_deploy` is enough for etcl_deploy.export.to_onnx.export_task."""
+    code = "import etcl_deploy; assert callable(etcl_deploy.export.to_onnx.export_task)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_the_version_is_the_distributions() -> None:
     """One version, in the package and in its metadata."""
     assert metadata("etcl-deploy")["Version"] == etcl_deploy.__version__

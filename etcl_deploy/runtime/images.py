@@ -21,15 +21,17 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MAX_PIXELS = 40_000_000  # of an image file, checked before it is decoded
 MAX_BYTES = 64 * 1024 * 1024
 
-ImageInput = bytes | bytearray | str | Path | Tensor | Sequence[Any]
+ImageInput = bytes | bytearray | str | Path | Image.Image | Tensor | Sequence[Any]
 
 
 def prepare(source: ImageInput, preprocessing: Preprocessing, max_pixels: int = MAX_PIXELS) -> Tensor:
-    """uint8 `[height, width, channels]` from an encoded image, a file's path, or pixels from 0 to 255."""
+    """uint8 `[height, width, channels]` from an encoded image, a path, a Pillow image, or pixels from 0 to 255."""
     if isinstance(source, str | Path):
         return _from_file(Path(source), preprocessing, max_pixels)
     if isinstance(source, bytes | bytearray):
         return _from_bytes(bytes(source), preprocessing, max_pixels)
+    if isinstance(source, Image.Image):
+        return _decoded(source, preprocessing, max_pixels)
     pixels = _pixels(source)
     return pixels if pixels.shape == preprocessing.shape else _from_pixels(pixels, preprocessing, max_pixels)
 
@@ -53,20 +55,22 @@ def _from_bytes(data: bytes, preprocessing: Preprocessing, max_pixels: int) -> T
         raise BadImageError("the image is empty (0 bytes)")
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            if image.width * image.height > max_pixels:
-                raise TooLargeError(
-                    f"the image has {image.width} x {image.height} pixels; at most {max_pixels} are decoded"
-                )
-            # A large JPEG is decoded at a fraction of its size, but never below twice what is needed.
-            image.draft(None, (2 * preprocessing.width, 2 * preprocessing.height))
-            image.load()
-            return _resized(_upright(image), preprocessing)
+            return _decoded(image, preprocessing, max_pixels)
     except UnidentifiedImageError:
         raise BadImageError(f"not an image; {', '.join(FORMATS)} are read") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise TooLargeError(str(error)) from None
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, struct.error, Warning) as error:
         raise BadImageError(f"the image is damaged or cut off: {error}") from None
+
+
+def _decoded(image: Image.Image, preprocessing: Preprocessing, max_pixels: int) -> Tensor:
+    if image.width * image.height > max_pixels:
+        raise TooLargeError(f"the image has {image.width} x {image.height} pixels; at most {max_pixels} are decoded")
+    # A large JPEG is decoded at a fraction of its size, but never below twice what is needed.
+    image.draft(None, (2 * preprocessing.width, 2 * preprocessing.height))
+    image.load()
+    return _resized(_upright(image), preprocessing)
 
 
 def _pixels(source: Any) -> Tensor:
