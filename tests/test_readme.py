@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,10 @@ import pytest
 import torch
 from conftest import ROOT
 from PIL import Image
+
+from etcl_deploy.errors import ServeError
+from etcl_deploy.serve.properties import DEFAULT_PORT, check_ports
+from etcl_deploy.serve.server import find, names, stop
 
 README = (ROOT / "README.md").read_text("utf-8")
 COMMANDS = [
@@ -47,11 +52,24 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.torchserve
-def test_every_command_of_the_readme_runs(workplace: Path) -> None:
-    """With this environment in the place of .venv; what was started is stopped at the end."""
+@pytest.fixture
+def environment(workplace: Path) -> Iterator[dict[str, str]]:
+    """This environment in the place of .venv; a server a failed test left running is stopped."""
+    try:
+        check_ports(DEFAULT_PORT)
+    except ServeError as error:
+        pytest.skip(f"the README's server needs its default ports: {error}")
     binaries = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "ETCL_VENV": str(binaries.parent)}
+    yield {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "ETCL_VENV": str(binaries.parent)}
+    for name in names(workplace / "model_store"):
+        left = find(name, workplace / "model_store")
+        if left:
+            stop(left)
+
+
+@pytest.mark.torchserve
+def test_every_command_of_the_readme_runs(workplace: Path, environment: dict[str, str]) -> None:
+    """In order, and the Python after them; the commands themselves stop what they started."""
     outputs = {}
     for command in COMMANDS:
         if command in NOT_HERE:
@@ -62,6 +80,10 @@ def test_every_command_of_the_readme_runs(workplace: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         outputs[command] = done.stdout
     assert "180/180 same" in outputs["sh run demo"]
+    for code in re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE):
+        done = subprocess.run([sys.executable, "-c", code], cwd=workplace, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "site-b" in done.stdout
     assert not [p for p in psutil.process_iter(["cwd"]) if str(workplace) in (p.info["cwd"] or "")]
 
 

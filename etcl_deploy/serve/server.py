@@ -210,7 +210,8 @@ def _launch(name: str, directory: Path, port: int, java_home: Path, temporary: s
         "OMP_NUM_THREADS": str(threads),
     }
     command = [sys.executable, "-m", "ts.model_server", "--start", "--no-config-snapshots"]
-    command += ["--ts-config", str(directory / "config.properties")]
+    # The store is in the configuration too, but TorchServe's launcher does not read escapes in it.
+    command += ["--ts-config", str(directory / "config.properties"), "--model-store", str(directory.parent.parent)]
     with (directory / "server.log").open("wb") as log:
         launcher = subprocess.Popen(
             command,
