@@ -38,10 +38,17 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv:
             raise
-        known = isinstance(error, EtclError | OSError)
-        message = str(error) if known else f"{type(error).__name__}: {error} (a bug: see --debug)"
-        err.print("[bold red]error:[/]", plain(message), soft_wrap=True, highlight=False)
+        err.print("[bold red]error:[/]", plain(explain(error)), soft_wrap=True, highlight=False)
         sys.exit(1)
+
+
+def explain(error: Exception) -> str:
+    """One line about what went wrong."""
+    if isinstance(error, EtclError | OSError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is not installed; `etcl doctor` shows what is missing"
+    return f"{type(error).__name__}: {error} (a bug: see --debug)"
 
 
 def show(value: Any, *, as_json: bool, picture: RenderableType) -> None:

@@ -89,9 +89,9 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], str]:
     return manifest, sections, digest
 
 
-def digest_of(data: str | bytes) -> str:
-    """SHA-256 as 64 hex digits."""
-    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+def digest_of(text: str) -> str:
+    """SHA-256 of a text in UTF-8, as 64 hex digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _dump(manifest: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etcl_deploy.learn.masks import keep_top
+from etcl_deploy.learn.masks import keep_top, union
 from etcl_deploy.plan import Step, weigh
 
 
@@ -80,7 +80,7 @@ class MaskedLayer(nn.Module):
         """Fix the mask of the task that was just learned, claim its weights, and give the mask."""
         mask = keep_top(self.scores, self.density)
         self.thaw()
-        self.claimed |= mask
+        self.claimed = union((self.claimed, mask))
         return mask
 
     def effective_weight(self) -> Tensor:
