@@ -230,6 +230,15 @@ def test_python_dash_m_is_the_same_command() -> None:
     assert done.stdout.startswith("etcl-deploy 0.")
 
 
+def test_doctor_works_where_torch_is_missing() -> None:
+    """The machine it exists for."""
+    code = (
+        "import sys; sys.modules['torch'] = None; from etcl_deploy.doctor import examine; "
+        "assert [c.found for c in examine() if c.name == 'CUDA'] == ['unknown: torch is not installed']"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_doctor_finds_this_machine_fit() -> None:
     """Everything needed is there; every check says what it found."""
     checks = answer("doctor")

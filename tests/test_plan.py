@@ -50,6 +50,15 @@ def test_strided_1x1_convolutions_have_the_right_gradient(channels: int) -> None
     torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
 
 
+def test_a_network_too_large_as_a_whole_is_refused() -> None:
+    """No step is too large by itself, all together are."""
+    sizes = {"in": 1, "out": 8, "kernel": 1, "stride": 1, "padding": 0}
+    steps = [Step(f"c{number}", "conv2d", ("image",), sizes) for number in range(9)]
+    plan = Plan((1, 2048, 2048), (*steps, Step("f", "flatten", ("c0",), {})), head_bias=False)
+    with pytest.raises(PlanError, match="the network is larger than"):
+        _ = plan.shapes
+
+
 def damage(path: list[Any], value: Any) -> Any:
     plan = copy.deepcopy(resnet18((1, 16, 16), width=2).as_json())
     target = plan

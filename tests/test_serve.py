@@ -243,6 +243,13 @@ def test_only_loopback_is_bound(server: Server) -> None:
     assert addresses == {"127.0.0.1"}
 
 
+def test_no_proxy_comes_between(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy named by the environment neither blocks our own requests nor sees their tokens."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert server.describe()["modelName"] == "digits"
+
+
 def test_describe_lists_tasks_and_cache(server: Server, learned: Learned) -> None:
     """Tasks with classes and bytes, what is cached, how batches are filled."""
     described = describe(server)
