@@ -78,7 +78,6 @@ def run_demo(workdir: Path, report: Report, stage: Callable[[str], None]) -> Dem
     started = time.monotonic()
     with _stopping_on_signals():
         config = load_recipe("digits")
-
         tasks, _ = load_tasks(config, None)
         run = train(config, None, workdir / "run", "auto", report)
         stage("bundling")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -155,6 +157,26 @@ def test_a_task_that_is_not_finished_leaves_no_trace() -> None:
     assert torch.equal(predict(network, "t0", tasks[0].test_x), before)
 
 
+def test_an_interruption_while_finishing_claims_nothing() -> None:
+    """The mask is chosen, the statistics are not there yet: the task does not exist, and can be learned again."""
+    network, tasks = small("resnet18"), make_tasks(2)
+    learn_sequence(network, tasks[:1], OPTIMIZERS[1])
+    claimed, before = network.claimed(), predict(network, "t0", tasks[0].test_x)
+
+    def batches() -> Iterator[Tensor]:
+        yield tasks[1].train_x
+        raise KeyboardInterrupt
+
+    network.begin("t1", tasks[1].classes, torch.Generator())
+    with pytest.raises(KeyboardInterrupt):
+        network.finish(batches())
+    assert network.claimed() == claimed
+    assert torch.equal(predict(network, "t0", tasks[0].test_x), before)
+    assert not any(norm._forward_pre_hooks for norm in network.norm_layers.values())
+    learn_sequence(network, tasks[1:], OPTIMIZERS[1])
+    assert list(network.finished) == ["t0", "t1"]
+
+
 def test_an_answer_does_not_depend_on_its_batch() -> None:
     """The same item alone and among others: the same logits."""
     network, tasks = small("resnet18"), make_tasks(2)
@@ -201,5 +223,8 @@ def test_a_loss_that_is_not_finite_ends_training_with_a_reason() -> None:
         Learning(epochs=6, batch_size=16, optimizer="sgd", learning_rate=1e30),
         Learning(epochs=1, batch_size=64, optimizer="sgd", learning_rate=1e38),
     ):
+        network = small("fcn3")
         with pytest.raises(LearningError, match="a learning_rate below"):
-            learn_sequence(small("fcn3"), make_tasks(1), options)
+            learn_sequence(network, make_tasks(1), options)
+        assert not network.finished
+        assert network.claimed() == 0

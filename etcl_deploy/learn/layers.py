@@ -76,12 +76,15 @@ class MaskedLayer(nn.Module):
         with torch.no_grad():
             self.weight.copy_(torch.where(self.claimed, self._frozen, self.weight))
 
-    def claim(self) -> Tensor:
-        """Fix the mask of the task that was just learned, claim its weights, and give the mask."""
-        mask = keep_top(self.scores, self.density)
+    def settle(self) -> Tensor:
+        """Fix the mask of the task that was just learned, use it from now on, and give it."""
         self.thaw()
+        self.mask = keep_top(self.scores, self.density)
+        return self.mask
+
+    def claim(self, mask: Tensor) -> None:
+        """Make the weights of a finished task its own for ever (M_t of the paper)."""
         self.claimed = union((self.claimed, mask))
-        return mask
 
     def effective_weight(self) -> Tensor:
         """`W * m`: the weight the selected task sees."""

@@ -97,9 +97,7 @@ class MaskedNetwork(nn.Module):
         """Fix the task's mask, re-estimate its normalization over `batches`, claim its weights."""
         assert self._learning is not None, "begin a task first"
         name, classes = self._learning
-        fixed = {step: layer.claim() for step, layer in self.masked_layers.items()}
-        for step, layer in self.masked_layers.items():
-            layer.mask = fixed[step]
+        fixed = {step: layer.settle() for step, layer in self.masked_layers.items()}
         self._estimate_norms(batches)
         state = TaskState(
             name,
@@ -108,6 +106,9 @@ class MaskedNetwork(nn.Module):
             {step: norm.state() for step, norm in self.norm_layers.items()},
             {key: value.detach().clone() for key, value in self.head.items()},
         )
+        # Last, and quick: an interruption before this point leaves a task that was begun, nothing more.
+        for step, layer in self.masked_layers.items():
+            layer.claim(fixed[step])
         self.finished[name] = state
         self._learning = None
         self.select(name)
@@ -125,12 +126,6 @@ class MaskedNetwork(nn.Module):
             norm.bind(state.norms[step])
         self._bind_head(state.head, trainable=False)
         self.eval()
-
-    def is_finite(self, state: TaskState) -> bool:
-        """Whether every number a finished task uses is one."""
-        weights = [layer.weight[state.masks[step]] for step, layer in self.masked_layers.items()]
-        norms = [norm.as_affine() for norm in state.norms.values()]
-        return all(bool(values.isfinite().all()) for values in (*weights, *norms, *state.head.values()))
 
     def restore(self, state: TaskState) -> None:
         """Take in a task that was finished in an earlier process."""
@@ -189,10 +184,12 @@ class MaskedNetwork(nn.Module):
             for name, norm in self.norm_layers.items()
         ]
         self.train()
-        for images in batches if hooks else ():
-            self.features(images)
-        for hook in hooks:
-            hook.remove()
+        try:
+            for images in batches if hooks else ():
+                self.features(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
         for name, norm in self.norm_layers.items():
             count, total, squares = sums[name]
             mean = total / count

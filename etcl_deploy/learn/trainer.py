@@ -93,12 +93,12 @@ def learn_task(network: MaskedNetwork, task: Task, options: Learning, position: 
         if not math.isfinite(mean):
             raise _diverged(task, options, f"its loss is {mean} after epoch {epoch}")
         report(EpochDone(task.name, epoch, options.epochs, mean))
-    # Shuffled: items often come class by class, and a batch of one class has the statistics of no other.
-    state = network.finish(images[b] for b in _batches(len(labels), EVALUATION_BATCH, generator))
     with torch.no_grad():
-        answers = network(images[:EVALUATION_BATCH])
-    if not (network.is_finite(state) and answers.isfinite().all()):
+        answers = network(images[:EVALUATION_BATCH])  # the last step may have broken what the loss did not yet show
+    if not all(bool(values.isfinite().all()) for values in (answers, *network.parameters())):
         raise _diverged(task, options, "its weights or answers are not finite")
+    # Shuffled: items often come class by class, and a batch of one class has the statistics of no other.
+    network.finish(images[b] for b in _batches(len(labels), EVALUATION_BATCH, generator))
 
 
 def _diverged(task: Task, options: Learning, what: str) -> LearningError:
