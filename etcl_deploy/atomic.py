@@ -1,4 +1,4 @@
-"""Replace a file as a whole: after a crash at any moment there is the old one or the new one."""
+"""Replace a file as a whole: after a crash at any moment there is the old one or the new one; one writer at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from etcl_deploy.errors import RunError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
 
 
 @contextmanager
@@ -33,6 +42,20 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path`, wholly or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep other processes that ask for the same directory out; a lock ends with its process, however that ends."""
+    if not directory.is_dir():
+        raise RunError(f"{directory} holds no run: there is no such directory")
+    with (directory / LOCK).open("w") as file:
+        if fcntl:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"another process is at work in {directory}") from None
+        yield
 
 
 def _flush(path: Path) -> None:

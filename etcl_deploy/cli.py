@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from etcl_deploy.errors import EtclError, ServeError
 from etcl_deploy.render import plain
@@ -27,6 +29,10 @@ err = Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 BundleFile = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle, x.etcl.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"], typer.Option(help="Where to learn; auto takes CUDA if there is one.")
+]
+DataRoot = Annotated[Path | None, typer.Option(help="Where recipes find their data; else $ETCL_DATA.")]
 Store = Annotated[Path, typer.Option("--model-store", help="Where archives and servers live.")]
 
 
@@ -99,7 +105,7 @@ def demo(
 
 @app.command()
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A named experiment, e.g. digits.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="A named experiment, e.g. digits, femnist1, pmnist.")] = None,
     run: Annotated[Path, typer.Option(help="A new directory for the run.")] = ...,  # type: ignore[assignment]
     data: Annotated[Path | None, typer.Option(help="Your own tasks: DIR/<task>/<class>/*.png.")] = None,
     backbone: Annotated[str | None, typer.Option(help="fcn3 or resnet18.")] = None,
@@ -107,33 +113,60 @@ def train(
     density: Annotated[float | None, typer.Option(help="Share of weights a mask keeps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides everything random.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Only the first N tasks.")] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where.")] = "auto",
+    device: Device = "auto",
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config field.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    data_root: DataRoot = None,
     as_json: Json = False,
 ) -> None:
-    """Learn a sequence of tasks: a recipe, or the folders in --data."""
-    from etcl_deploy.config import Config, load_recipe, parse_settings
-    from etcl_deploy.render import TrainingProgress, run_report
-    from etcl_deploy.train import train as learn
+    """Learn a sequence of tasks: a recipe, or the folders in --data. Ctrl-C saves; --resume goes on."""
+    from etcl_deploy import train as training
+    from etcl_deploy.config import Config
+    from etcl_deploy.settings import load_recipe, parse_settings
 
+    named = {"backbone": backbone, "epochs": epochs, "density": density, "seed": seed, "tasks": tasks}
+    values = {key: value for key, value in named.items() if value is not None}
+    if resume:
+        if recipe or data or values or settings:
+            raise typer.BadParameter("--resume goes on with the run's own recipe, data and settings: leave them out")
+        _learn(lambda report, note: training.resume(run, device, report, note, data_root), run, as_json=as_json)
+        return
     if (recipe is None) == (data is None):
         raise typer.BadParameter("name a recipe, or your own folder with --data DIR (not both)")
-    named = {
-        "backbone": backbone,
-        "epochs": epochs,
-        "density": density,
-        "seed": seed,
-        "tasks": tasks,
-    }
-    values = {key: value for key, value in named.items() if value is not None}
     config = load_recipe(recipe) if recipe else Config()
     config = config.with_values({**parse_settings(settings or []), **values})
+    _learn(
+        lambda report, note: (training.train(config, data, run, device, report, note, data_root), config),
+        run,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def add(
+    run: RunFolder,
+    data: Annotated[Path, typer.Option(help="The new tasks: DIR/<task>/<class>/*.png.")],
+    device: Device = "auto",
+    data_root: DataRoot = None,
+    as_json: Json = False,
+) -> None:
+    """Learn one or more further tasks on an existing run, with its own settings."""
+    from etcl_deploy import train as training
+
+    _learn(lambda report, note: training.add(run, data, device, report, note, data_root), run, as_json=as_json)
+
+
+def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: bool) -> None:
+    """Learn with progress on stderr, then show the run; if interrupted, say how to go on."""
+    from etcl_deploy.render import TrainingProgress, run_report
+
     progress = TrainingProgress(err)
     try:
         with progress.bars:
-            learned = learn(config, data, run, device, progress, progress.note)
+            learned, config = learn(progress, progress.note)
     except KeyboardInterrupt:
-        progress.note(f"interrupted; the tasks finished so far are in {run}" if run.exists() else "interrupted")
+        if (run / "run.json").exists():
+            progress.note(f"interrupted and saved; go on with: etcl train --run {shlex.quote(str(run))} --resume")
         raise
     summary = learned.summary(config)
     show(summary, as_json=as_json, picture=run_report(summary))
@@ -141,13 +174,17 @@ def train(
 
 @app.command(name="eval")
 def evaluate(run: RunFolder, as_json: Json = False) -> None:
-    """Accuracy matrix, ACC, BWT and the share of weights claimed."""
-    from etcl_deploy.learn.run import load
-    from etcl_deploy.render import run_report
+    """Accuracy matrix, ACC, BWT, share claimed; what each task was compared with, and which heads it changed."""
+    from etcl_deploy.learn.directory import load
+    from etcl_deploy.render import run_report, transfer_report
 
-    learned, config = load(run)
-    summary = learned.summary(config)
-    show(summary, as_json=as_json, picture=run_report(summary))
+    stored = load(run)
+    summary = stored.run.summary(stored.config)
+    show(
+        {**summary, "digest": stored.digest},
+        as_json=as_json,
+        picture=Group(run_report(summary), transfer_report(summary)),
+    )
 
 
 @app.command()
@@ -158,10 +195,10 @@ def bundle(
 ) -> None:
     """Write one file with everything needed to predict."""
     from etcl_deploy.deploy import bundle_run
-    from etcl_deploy.learn.run import load
+    from etcl_deploy.learn.directory import load
 
-    learned, config = load(run)
-    bundle_run(learned, config, output)
+    stored = load(run)
+    bundle_run(stored.run, stored.config, output)
     inspect(output, as_json)
 
 

@@ -1,146 +1,63 @@
-"""Settings of an experiment: frozen dataclasses, read from TOML, changed with `--set key=value`.
+"""Settings of an experiment: frozen dataclasses, checked whenever one is made.
 
 Every default stands here and nowhere else. A recipe says only where it differs.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from importlib import resources
 from math import inf
 from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from etcl_deploy.errors import ConfigError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+# Where the value of a field must lie: the test, and how to say it.
+LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "tasks": (lambda v: v >= 1, "at least 1"),
+    "checkpoint_seconds": (lambda v: 0 <= v < inf, "0 or more"),
+    "size": (lambda v: 1 <= v <= 2048, "1 to 2048"),
+    "channels": (lambda v: v in (1, 3), "1 or 3"),
+    "mean": (lambda v: -1000 <= v <= 1000, "-1000 to 1000"),
+    "std": (lambda v: 0.001 <= v <= 1000, "0.001 to 1000"),
+    "test_share": (lambda v: 0 < v < 1, "between 0 and 1"),
+    "width": (lambda v: 1 <= v <= 65536, "1 to 65536"),
+    "density": (lambda v: 0 < v <= 1, "above 0, at most 1"),
+    "epochs": (lambda v: v >= 1, "at least 1"),
+    "batch_size": (lambda v: v >= 2, "at least 2"),
+    "learning_rate": (lambda v: 0 < v < inf, "above 0"),
+    "momentum": (lambda v: 0 <= v < 1, "0 up to 1"),
+    "weight_decay": (lambda v: 0 <= v < inf, "0 or more"),
+    "validation_share": (lambda v: 0 <= v < 1, "0 up to 1"),
+    "patience": (lambda v: v >= 0, "0 or more"),
+    "rotation": (lambda v: 0 <= v <= 180, "0 to 180 degrees"),
+    "zoom": (lambda v: 0 <= v < 1, "0 up to 1"),
+    "shift": (lambda v: 0 <= v < 1, "0 up to 1"),
+    "seed": (lambda v: 0 <= v < 1 << 40, "0 to 2**40"),
+    "margin": (lambda v: 0 <= v <= 1, "0 to 1"),
+    "energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
+    "sample_share": (lambda v: 0 < v <= 1, "above 0, at most 1"),
+    "sample_items": (lambda v: v >= 2, "at least 2"),
+    "pull": (lambda v: 0 <= v < inf, "0 or more"),
+    "head_energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
+    "head_epochs": (lambda v: v >= 1, "at least 1"),
+    "head_rate": (lambda v: 0 < v < inf, "above 0"),
+    "head_agreement": (lambda v: 0 <= v <= 1, "0 to 1"),
+}
 
 
-@dataclass(frozen=True)
-class Images:
-    """What every image is brought to before the network sees it."""
+class Section:
+    """Settings that belong together; a value of the wrong type or out of its limits is refused."""
 
-    size: int = 32  # height and width, in pixels
-    channels: int = 3  # 3 colour, 1 grey
-    mean: float = 0.5  # (x / 255 - mean) / std
-    std: float = 0.5
-    test_share: float = 0.2  # held back for testing, per class, where the data has no test part
-
-
-@dataclass(frozen=True)
-class Network:
-    """The backbone all tasks share."""
-
-    backbone: str = "resnet18"
-    width: int | None = None  # hidden units (fcn3) or channels of the first stage (resnet18)
-    density: float = 0.5  # share of each layer's weights a task's mask selects
-
-
-@dataclass(frozen=True)
-class Learning:
-    """How one task is learned."""
-
-    epochs: int = 20
-    batch_size: int = 32
-    optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = 0.003
-    schedule: Literal["cosine", "constant"] = "cosine"  # of the learning rate, over a task's epochs
-    momentum: float = 0.9  # of sgd
-    weight_decay: float = 0.0  # of weights and heads; never of scores
-    # The paper draws the scores once and carries them on; the authors' MNIST script draws them for each task.
-    scores: Literal["carry", "fresh"] = "carry"
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Config:
-    """One experiment. `sequence` names where the tasks come from; `recipe` is the file it was read from."""
-
-    recipe: str | None = None
-    sequence: str | None = None
-    tasks: int | None = None  # only the first so many
-    images: Images = field(default_factory=Images)
-    network: Network = field(default_factory=Network)
-    learning: Learning = field(default_factory=Learning)
-
-    def as_json(self) -> dict[str, Any]:
-        """The same as nested JSON objects."""
-        return asdict(self)
-
-    def with_values(self, values: Mapping[str, Any]) -> Config:
-        """A copy with some fields changed, addressed by their bare names (`epochs`, `density`, ...)."""
-        config = self
-        for key, value in values.items():
-            config = _set(config, key, value)
-        return _checked(config)
-
-
-SECTIONS: dict[str, Any] = {"images": Images, "network": Network, "learning": Learning}
-Part = TypeVar("Part", Config, Images, Network, Learning)
-
-
-def load_recipe(name: str) -> Config:
-    """The recipe of that name, from the ones that ship with the package."""
-    folder = resources.files("etcl_deploy.recipes")
-    known = sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
-    if name not in known:
-        raise ConfigError(f"unknown recipe {name!r}; known: {', '.join(known)}. For your own images: --data DIR")
-    return config_from(tomllib.loads((folder / f"{name}.toml").read_text("utf-8")), recipe=name)
-
-
-def config_from(values: Mapping[str, Any], recipe: str | None = None) -> Config:
-    """The settings in nested tables, as TOML and JSON have them; unknown keys are refused."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in SECTIONS:
-            flat[key] = value
-            continue
-        known = [f.name for f in fields(SECTIONS[key])]
-        for inner, setting in value.items():
-            if inner not in known:
-                raise ConfigError(f"unknown key {inner!r} in [{key}]; known: {', '.join(known)}")
-            flat[inner] = setting
-    return Config(recipe=recipe).with_values(flat)
-
-
-def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
-    """`key=value` words as typed values: numbers and true/false as in TOML, anything else as text."""
-    values = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--set takes key=value, not {pair!r}")
-        try:
-            values[key.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            values[key.strip()] = text.strip()
-    return values
-
-
-def _set(config: Config, key: str, value: Any) -> Config:
-    for name in SECTIONS:
-        section = getattr(config, name)
-        if key in (f.name for f in fields(section)):
-            changes: dict[str, Any] = {name: _replaced(section, key, value)}
-            return replace(config, **changes)
-    if key not in _all_keys():
-        raise ConfigError(f"unknown setting {key!r}; known: {', '.join(_all_keys())}")
-    return _replaced(config, key, value)
-
-
-def _replaced(part: Part, key: str, value: Any) -> Part:
-    changes = {key: _typed(key, value, get_type_hints(type(part))[key])}
-    return replace(part, **changes)
-
-
-def _all_keys() -> list[str]:
-    own = [f.name for f in fields(Config) if f.name not in SECTIONS]
-    return own + [f.name for section in SECTIONS.values() for f in fields(section)]
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for name in (f.name for f in fields(self)):  # type: ignore[arg-type]
+            value = _typed(name, getattr(self, name), hints[name])
+            object.__setattr__(self, name, value)
+            holds, words = LIMITS.get(name, (lambda _: True, ""))
+            if value is not None and not holds(value):
+                raise ConfigError(f"{name} must be {words}, not {value}")
 
 
 def _typed(key: str, value: Any, hint: Any) -> Any:
@@ -158,31 +75,127 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
     return value
 
 
-def _checked(config: Config) -> Config:
-    """The config itself, once its values are known to lie where they make sense."""
-    images, network, learning = config.images, config.network, config.learning
-    rules = [
-        (config.tasks is None or config.tasks >= 1, "tasks", "at least 1", config.tasks),
-        (1 <= images.size <= 2048, "size", "1 to 2048", images.size),
-        (images.channels in (1, 3), "channels", "1 or 3", images.channels),
-        (-1000 <= images.mean <= 1000, "mean", "-1000 to 1000", images.mean),
-        (0.001 <= images.std <= 1000, "std", "0.001 to 1000", images.std),
-        (0 < images.test_share < 1, "test_share", "between 0 and 1", images.test_share),
-        (0 < network.density <= 1, "density", "above 0, at most 1", network.density),
-        (
-            network.width is None or 1 <= network.width <= 65536,
-            "width",
-            "1 to 65536",
-            network.width,
-        ),
-        (learning.epochs >= 1, "epochs", "at least 1", learning.epochs),
-        (learning.batch_size >= 2, "batch_size", "at least 2", learning.batch_size),
-        (0 < learning.learning_rate < inf, "learning_rate", "above 0", learning.learning_rate),
-        (0 <= learning.momentum < 1, "momentum", "0 up to 1", learning.momentum),
-        (0 <= learning.weight_decay < inf, "weight_decay", "0 or more", learning.weight_decay),
-        (0 <= learning.seed < 1 << 40, "seed", "0 to 2**40", learning.seed),
-    ]
-    for holds, key, what, value in rules:
-        if not holds:
-            raise ConfigError(f"{key} must be {what}, not {value}")
-    return config
+@dataclass(frozen=True)
+class Images(Section):
+    """What every image is brought to before the network sees it."""
+
+    size: int = 32  # height and width, in pixels
+    channels: int = 3  # 3 colour, 1 grey
+    mean: float = 0.5  # (x / 255 - mean) / std
+    std: float = 0.5
+    test_share: float = 0.2  # held back for testing, per class, where the data has no test part
+
+
+@dataclass(frozen=True)
+class Network(Section):
+    """The backbone all tasks share."""
+
+    backbone: str = "resnet18"
+    width: int | None = None  # hidden units (fcn3) or channels of the first stage (resnet18)
+    density: float = 0.5  # share of each layer's weights a task's mask selects
+
+
+@dataclass(frozen=True)
+class Similarity(Section):
+    """Which earlier tasks count as similar to a new one."""
+
+    similar: Literal["measured", "all", "none"] = "measured"  # or take all for similar, or none
+    # What is compared: directions in which features vary (transport between the bases of centred features), the same
+    # without centring, entries of the bases (the paper to the letter), entries of the features (the authors' code),
+    # mean features (the paper's ablation).
+    distance: Literal["centred_transport", "transport", "flat_bases", "flat_features", "euclidean"] = (
+        "centred_transport"
+    )
+    # relative: the share of the original distance that learning removed; paper: Eq. SDM, normalized over earlier tasks.
+    rule: Literal["relative", "paper"] = "relative"
+    margin: float = 0.5  # how large the gap must be (delta of the paper)
+    energy: float = 0.99  # share of the squared norm of the features that the bases hold
+    sample_share: float = 0.05  # of a task's training items, to compare by
+    sample_items: int = 300  # but at least so many, where there are
+
+
+@dataclass(frozen=True)
+class Transfer(Section):
+    """How similar tasks help each other."""
+
+    # Forwards. warm_start: begin with the most similar task's mask, normalization and, for equal classes, head; once:
+    # one step along the score gradients through both masks (the paper); every_step: a tenth of the negative score
+    # gradients through the masks of all similar tasks, at every step (the authors' code; costs a pass for each).
+    alignment: Literal["warm_start", "once", "every_step", "off"] = "warm_start"
+    # Backwards: heads of similar tasks with equal classes go on learning, outside the space of their own data.
+    backward: Literal["projected", "off"] = "projected"
+    pull: float = 1.0  # weight of `1 - cos(head, similar head)` in the loss (Eq. Lsim)
+    head_energy: float = 0.999  # share of its data's squared norm that an old head's protected space holds
+    head_epochs: int = 20  # passes over the new task's features for an old head
+    head_rate: float = 0.001  # learning rate of old heads
+    head_agreement: float = 0.97  # an update is kept only if this share of a head's own answers stays the same
+
+
+@dataclass(frozen=True)
+class Learning(Section):
+    """How one task is learned."""
+
+    epochs: int = 20
+    batch_size: int = 32
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 0.003
+    schedule: Literal["cosine", "constant"] = "cosine"  # of the learning rate, over a task's epochs
+    momentum: float = 0.9  # of sgd
+    weight_decay: float = 0.0  # of weights and heads; never of scores
+    # The paper draws the scores once and carries them on; the authors' MNIST script draws them for each task.
+    scores: Literal["carry", "fresh"] = "carry"
+    validation_share: float = 0.1  # of a task's training items, held back to watch it and to check old heads by
+    patience: int = 0  # stop after so many epochs without a better validation accuracy; 0: never
+    keep: Literal["last", "best"] = "last"  # the state after the last epoch, or after that with the best validation
+    rotation: float = 0.0  # turn each training image by up to so many degrees, anew in every epoch
+    zoom: float = 0.0  # enlarge or shrink it by up to this share
+    shift: float = 0.0  # move it by up to this share of its size
+    precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, for GPUs that have it
+    seed: int = 0
+    similarity: Similarity = field(default_factory=Similarity)
+    transfer: Transfer = field(default_factory=Transfer)
+
+
+@dataclass(frozen=True)
+class Config(Section):
+    """One experiment. `sequence` names where the tasks come from; `recipe` is the file it was read from."""
+
+    recipe: str | None = None
+    sequence: str | None = None
+    tasks: int | None = None  # only the first so many
+    checkpoint_seconds: float = 30.0  # what a crash costs at most: the state is written this often
+    images: Images = field(default_factory=Images)
+    network: Network = field(default_factory=Network)
+    learning: Learning = field(default_factory=Learning)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as nested JSON objects."""
+        return asdict(self)
+
+    def with_values(self, values: Mapping[str, Any]) -> Config:
+        """A copy with some fields changed, addressed by their bare names (`epochs`, `density`, ...)."""
+        unknown = [key for key in values if key not in _names(self)]
+        if unknown:
+            raise ConfigError(f"unknown setting {unknown[0]!r}; known: {', '.join(_names(self))}")
+        changed: Config = _changed(self, values)
+        return changed
+
+
+def _names(section: Section) -> list[str]:
+    """The bare names of all fields, those of sections inside included."""
+    found: list[str] = []
+    for f in fields(section):  # type: ignore[arg-type]
+        value = getattr(section, f.name)
+        found += _names(value) if isinstance(value, Section) else [f.name]
+    return found
+
+
+def _changed(section: Any, values: Mapping[str, Any]) -> Any:
+    changes = {}
+    for f in fields(section):
+        value = getattr(section, f.name)
+        if isinstance(value, Section):
+            changes[f.name] = _changed(value, values)
+        elif f.name in values:
+            changes[f.name] = values[f.name]
+    return replace(section, **changes)

@@ -19,16 +19,17 @@ from torch import Tensor
 
 from etcl_deploy.bundle import bundle as bundles
 from etcl_deploy.bundle.summary import separate_bytes
-from etcl_deploy.config import load_recipe
 from etcl_deploy.deploy import bundle_run
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.export.to_onnx import export_task
+from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.task import Task
-from etcl_deploy.learn.trainer import Report, predict
+from etcl_deploy.learn.trainer import predict
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server, serving
+from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import load_tasks, train
 
 MODEL = "demo"
@@ -42,8 +43,8 @@ class DemoTask:
     """One row of the demo's table: accuracy then and now, and for how many items each way agrees with the network."""
 
     name: str
-    after_learning: float
-    at_end: float
+    after_learning: float | None
+    at_end: float | None
     items: int
     same: dict[str, int]
 

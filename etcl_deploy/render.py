@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from etcl_deploy.demo import DemoResult
     from etcl_deploy.doctor import Check
-    from etcl_deploy.learn.trainer import Event
+    from etcl_deploy.learn.events import Event
 
 GOOD, BAD, QUIET = "green", "red", "dim"
 
@@ -52,6 +52,11 @@ def size(count: float) -> str:
     return f"{count:.3g} GB"
 
 
+def percent(value: float | None) -> str:
+    """An accuracy with one digit; "-" for one nobody could measure."""
+    return "-" if value is None else f"{value:.1f} %"
+
+
 def table(*columns: str, title: str | None = None) -> Rows:
     """An empty table; columns named with a leading '>' are aligned right."""
     made = Rows(title=title and plain(title), title_justify="left", title_style="bold", header_style="bold")
@@ -77,9 +82,11 @@ def run_report(summary: Mapping[str, Any]) -> RenderableType:
     matrix = table("task", *((f">after {i + 1}" for i in range(len(names))) if whole else (">learned", ">now")))
     for i, name in enumerate(names):
         values = [row[i] if i < len(row) else None for row in rows] if whole else [rows[i][i], rows[-1][i]]
-        matrix.add_row(f"{i + 1} {name}", *("" if value is None else f"{value:.1f}" for value in values))
+        empty = [""] * i if whole else []  # before it was learned; later a "-" is an accuracy nobody could measure
+        shown = ("-" if value is None else f"{value:.1f}" for value in values[len(empty) :])
+        matrix.add_row(f"{i + 1} {name}", *empty, *shown)
     line = facts(
-        ACC=f"{summary['acc']:.2f} %",
+        ACC="-" if summary["acc"] is None else f"{summary['acc']:.2f} %",
         BWT="-" if summary["bwt"] is None else f"{summary['bwt']:+.4f}",
         claimed=f"{summary['claimed']:.0%} of the backbone",
         time=f"{summary['seconds']:.0f} s",
@@ -94,6 +101,24 @@ def run_report(summary: Mapping[str, Any]) -> RenderableType:
             )
         )
     return Group(*parts)
+
+
+def transfer_report(summary: Mapping[str, Any]) -> RenderableType:
+    """For every task what it was compared with and why that was found similar or not; which heads it improved."""
+    compared = table("task", "held against", ">distance", ">untrained", "similar", "reason", title="Similarity")
+    for name, rows in summary["comparisons"].items():
+        for number, row in enumerate(rows):
+            verdict = Text("yes", GOOD) if row["similar"] else Text("no", QUIET)
+            distances = (f"{row[key]:.3f}" for key in ("distance", "original"))
+            compared.add_row("" if number else name, row["task"], *distances, verdict, row["reason"])
+    heads = table(
+        "by task", "head of", ">kept", ">moved", ">items before", ">after", ">own answers", title="Heads improved"
+    )
+    for name, rows in summary["heads"].items():
+        for number, row in enumerate(rows):
+            accuracies = (f"{row[key]:.1f} %" for key in ("before", "after", "agreement"))
+            heads.add_row("" if number else name, row["task"], f"{row['kept']:.0%}", f"{row['moved']:.3f}", *accuracies)
+    return Group(*(made for made in (compared, heads) if made.row_count))
 
 
 def bundle_report(info: Mapping[str, Any]) -> RenderableType:
@@ -133,7 +158,7 @@ def demo_report(result: DemoResult) -> RenderableType:
         counts = [
             Text(f"{count}/{task.items} same", GOOD if count == task.items else BAD) for count in task.same.values()
         ]
-        made.add_row(task.name, f"{task.after_learning:.1f} %", f"{task.at_end:.1f} %", *counts)
+        made.add_row(task.name, percent(task.after_learning), percent(task.at_end), *counts)
     sizes = {
         "bundle": size(result.bundle),
         f"{len(result.tasks)} separate models": size(result.separate),
@@ -179,25 +204,39 @@ class TrainingProgress:
             disable=not console.is_terminal,  # bars are for eyes; a log gets the lines below
         )
         self.console = console
+        self.position = 0
+        self.similar = ""
         self.sequence = self.bars.add_task("tasks", total=None, note="", visible=False)
         self.epochs = self.bars.add_task("", total=None, note="", visible=False)
 
     def __call__(self, event: Event) -> None:
         """Show one event of the trainer."""
-        from etcl_deploy.learn.trainer import EpochDone, TaskDone, TaskStarted
+        from etcl_deploy.learn.events import Compared, EpochDone, StepDone, TaskDone, TaskStarted, Warned
 
         if isinstance(event, TaskStarted):
+            self.position = event.position
             self.bars.update(self.sequence, total=event.total, visible=event.total > 1)
             self.bars.reset(self.epochs, description=event.task, visible=True, note="")
+        elif isinstance(event, Warned):
+            self.note(f"{event.task}: {event.message}")
+        elif isinstance(event, Compared):
+            similar = [comparison.task for comparison in event.comparisons if comparison.similar]
+            self.similar = f"  similar to {', '.join(similar)}" if similar else ""
+        elif isinstance(event, StepDone):
+            done = event.epoch - 1 + event.step / event.steps
+            self.bars.update(self.epochs, total=event.epochs, completed=done)
+            self.bars.update(self.sequence, completed=self.position - 1 + done / event.epochs)
         elif isinstance(event, EpochDone):
-            note = f"loss {event.loss:.3f}"
-            self.bars.update(self.epochs, total=event.epochs, completed=event.epoch, note=note)
+            held = "" if event.validation is None else f"  validation {event.validation:.1f} %"
+            self.bars.update(self.epochs, note=f"loss {event.loss:.3f}{held}")
         elif isinstance(event, TaskDone):
             self.bars.update(self.epochs, visible=False)
-            self.bars.advance(self.sequence)
+            self.bars.update(self.sequence, completed=self.position)
             row = event.run.matrix[-1]
-            claimed = f"{event.run.network.claimed():.0%} of the backbone claimed"
-            self.console.print(Text.assemble(("✓ ", GOOD), plain(f"{event.task}: {row[-1]:.1f} %  "), (claimed, QUIET)))
+            quiet = f"{event.run.network.claimed():.0%} of the backbone claimed{self.similar}"
+            self.console.print(
+                Text.assemble(("✓ ", GOOD), plain(f"{event.task}: {row[-1]:.1f} %  "), plain(quiet, QUIET))
+            )
 
     def note(self, text: str) -> None:
         """Say something that stays on the screen."""

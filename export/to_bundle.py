@@ -16,7 +16,7 @@ from etcl_deploy.learn.network import MaskedNetwork, TaskState
 def bundle_bytes(
     network: MaskedNetwork,
     backbone: str,
-    accuracies: Mapping[str, float],
+    accuracies: Mapping[str, float | None],
     about: Mapping[str, Any],
 ) -> bytes:
     """The bundle of every finished task; `about` says where it comes from. Same network, same bytes."""

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
-from etcl_deploy.config import Config, load_recipe
+from etcl_deploy.config import Config
 from etcl_deploy.deploy import bundle_run
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Task
+from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import load_tasks, train
 
 ROOT = Path(__file__).parent.parent

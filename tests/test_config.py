@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from etcl_deploy.config import Config, config_from, load_recipe, parse_settings
+from etcl_deploy.config import Config
 from etcl_deploy.errors import ConfigError
+from etcl_deploy.settings import config_from, load_recipe, parse_settings
 
 
 def test_json_round_trip() -> None:

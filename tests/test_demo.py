@@ -16,7 +16,7 @@ SMALL_DEMO = """
 import sys
 from pathlib import Path
 from etcl_deploy import demo
-from etcl_deploy.config import load_recipe
+from etcl_deploy.settings import load_recipe
 demo.load_recipe = lambda name: load_recipe(name).with_values({"width": 4, "epochs": 1})
 result = demo.run_demo(Path(sys.argv[1]), lambda event: None, lambda what: print(what, flush=True))
 assert all(task.agree for task in result.tasks), result

@@ -9,11 +9,12 @@ from torch.nn import functional as F
 
 from etcl_deploy.config import Config, Learning
 from etcl_deploy.errors import LearningError, UnknownTaskError
+from etcl_deploy.learn.events import EpochDone, Event, TaskDone
 from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.learn.masks import density, keep_top
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.task import Task
-from etcl_deploy.learn.trainer import EpochDone, Event, TaskDone, learn_sequence, predict
+from etcl_deploy.learn.trainer import learn_sequence, predict
 from etcl_deploy.plan import Step
 from etcl_deploy.train import build_network
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etcl_deploy.learn.masks import keep_top, union
+from etcl_deploy.learn.masks import keep_top, reselect, union
 from etcl_deploy.plan import Step, weigh
 
 
@@ -35,7 +35,8 @@ class _Select(torch.autograd.Function):
 class MaskedLayer(nn.Module):
     """A convolution or linear layer whose weight a mask thins out.
 
-    `mask` set: that mask is used. `mask` None: it is chosen from the scores, and learned with them.
+    `mask` set: that mask is used. `mask` None: it is chosen from the scores, and learned with them; `borrowed` set:
+    that mask is looked through instead, while gradients still reach the scores.
     `claimed` marks the weights of finished tasks. While a task is learned they are read from `_frozen`, so no
     gradient, momentum or weight decay can reach them (Eq. nws1); `thaw` puts them back, bit by bit, at its end.
     """
@@ -51,6 +52,7 @@ class MaskedLayer(nn.Module):
         self.step = step
         self.density = density
         self.mask: Tensor | None = None
+        self.borrowed: Tensor | None = None
         self.weight = nn.Parameter(torch.empty(step.weight_shape))
         self.scores = nn.Parameter(torch.empty(step.weight_shape))
         self.register_buffer("claimed", torch.zeros(step.weight_shape, dtype=torch.bool))
@@ -66,6 +68,11 @@ class MaskedLayer(nn.Module):
         fresh = torch.empty(self.scores.shape).uniform_(-bound, bound, generator=generator)
         with torch.no_grad():
             self.scores.copy_(fresh)
+
+    def aim_at(self, mask: Tensor) -> None:
+        """Rearrange the scores so that they select `mask`."""
+        with torch.no_grad():
+            self.scores.copy_(reselect(self.scores, mask))
 
     def freeze(self) -> None:
         """Take the claimed weights out of reach before a task is learned."""
@@ -91,7 +98,7 @@ class MaskedLayer(nn.Module):
         if self.mask is not None:
             return torch.where(self.mask, self.weight, 0)
         weight = torch.where(self.claimed, self._frozen, self.weight)
-        mask = keep_top(self.scores, self.density)
+        mask = keep_top(self.scores, self.density) if self.borrowed is None else self.borrowed
         selected: Tensor = _Select.apply(weight, self.scores.abs(), mask)  # type: ignore[no-untyped-call]
         return selected
 
@@ -136,18 +143,19 @@ class TaskNorm(nn.Module):
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("var", torch.ones(features))
 
-    def bind(self, norm: Norm | None) -> None:
-        """Use a finished task's state, or start afresh with None."""
-        fresh = norm is None
+    def bind(self, norm: Norm | None, *, trainable: bool = False) -> None:
+        """Use a finished task's state, as it is or as a start to learn from; None starts afresh."""
         norm = norm or Norm(
             torch.ones_like(self.mean),
             torch.zeros_like(self.mean),
             torch.zeros_like(self.mean),
             torch.ones_like(self.mean),
         )
-        self.gamma = nn.Parameter(norm.gamma, requires_grad=fresh)
-        self.beta = nn.Parameter(norm.beta, requires_grad=fresh)
-        self.mean, self.var = norm.mean, norm.var
+        # A copy, so that learning never reaches the state of a finished task.
+        gamma, beta, mean, var = (t.clone() if trainable else t for t in (norm.gamma, norm.beta, norm.mean, norm.var))
+        self.gamma = nn.Parameter(gamma, requires_grad=trainable)
+        self.beta = nn.Parameter(beta, requires_grad=trainable)
+        self.mean, self.var = mean, var
 
     def state(self) -> Norm:
         """A copy of what is bound now."""
@@ -155,6 +163,7 @@ class TaskNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x`, normalized."""
-        if self.training:
-            return F.batch_norm(x, None, None, self.gamma, self.beta, True, 0.0, Norm.EPSILON)
-        return F.batch_norm(x, self.mean, self.var, self.gamma, self.beta, False, 0.0, Norm.EPSILON)
+        # In training the batch's own statistics are used and a running mean of them is kept, to look at validation
+        # items by; `MaskedNetwork.finish` replaces it by the statistics of all the items.
+        momentum = 0.1 if self.training else 0.0
+        return F.batch_norm(x, self.mean, self.var, self.gamma, self.beta, self.training, momentum, Norm.EPSILON)

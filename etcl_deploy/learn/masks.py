@@ -34,6 +34,19 @@ def _largest(values: Tensor, rank: int) -> Tensor:
     return values.kthvalue(index + 1).values
 
 
+def reselect(scores: Tensor, mask: Tensor) -> Tensor:
+    """The same magnitudes, dealt out anew: the largest to where `mask` is set, in the order they had in either part.
+
+    `keep_top` then selects `mask` (if it has as many ones); scores that select it already come back as they are.
+    """
+    magnitude = scores.detach().abs().flatten()
+    ranked = magnitude.argsort(descending=True, stable=True)
+    chosen_first = ranked[(~mask.flatten()[ranked]).to(torch.uint8).argsort(stable=True)]
+    dealt = torch.empty_like(magnitude)
+    dealt[chosen_first] = magnitude[ranked]
+    return torch.where(scores.detach() < 0, -dealt.view(scores.shape), dealt.view(scores.shape))
+
+
 def union(masks: Iterable[Tensor]) -> Tensor:
     """True where any of the masks is."""
     first, *rest = masks

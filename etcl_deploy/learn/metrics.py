@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-# Row t holds the test accuracy, in percent, of tasks 0..t after task t was learned.
-Matrix = Sequence[Sequence[float]]
+# Row t holds the test accuracy, in percent, of tasks 0..t after task t was learned; None where it is not known.
+Row = tuple[float | None, ...]
+Matrix = Sequence[Sequence[float | None]]
 
 
-def average_accuracy(matrix: Matrix) -> float:
+def average_accuracy(matrix: Matrix) -> float | None:
     """ACC: mean of the last row, in percent."""
-    return fmean(matrix[-1])
+    return _mean(matrix[-1]) if matrix else None
 
 
 def backward_transfer(matrix: Matrix) -> float | None:
     """BWT: mean change of the earlier tasks since each was learned, as a fraction; None for a single task."""
-    last = matrix[-1]
-    if len(last) < 2:
+    if not matrix:
         return None
-    return fmean(last[i] - matrix[i][i] for i in range(len(last) - 1)) / 100
+    last = matrix[-1]
+    return _mean_change((last[i], matrix[i][i]) for i in range(len(last) - 1))
+
+
+def forward_transfer(matrix: Matrix, alone: Sequence[float]) -> float | None:
+    """FWT: mean gain of the later tasks over networks that learned each alone (ONE, in percent), as a fraction."""
+    return _mean_change((matrix[i][i], alone[i]) for i in range(1, len(matrix)))
+
+
+def _mean_change(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
+    changes = [now - then for now, then in pairs if now is not None and then is not None]
+    return fmean(changes) / 100 if changes else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

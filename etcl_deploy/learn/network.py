@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from etcl_deploy.learn import masks
 from etcl_deploy.learn.layers import MaskedLayer, Norm, TaskNorm
 from etcl_deploy.plan import Plan, Step
 from etcl_deploy.preprocessing import Preprocessing
+
+EVALUATION_BATCH = 256
 
 Masks = Mapping[str, Tensor]  # by step name, bool, the weight's shape
 Head = Mapping[str, Tensor]  # "weight" [classes, features] and, where the plan says so, "bias"
@@ -54,6 +57,7 @@ class MaskedNetwork(nn.Module):
         self.masked = nn.ModuleDict({step.name: MaskedLayer(step, density, generator) for step in plan.masked})
         self.norms = nn.ModuleDict({step.name: TaskNorm(step.settings["features"]) for step in plan.norms})
         self.head = nn.ParameterDict()
+        self.randomness = torch.Generator().manual_seed(0)
         self._learning: tuple[str, tuple[str, ...]] | None = None
 
     @property
@@ -78,20 +82,49 @@ class MaskedNetwork(nn.Module):
         generator: torch.Generator,
         *,
         fresh_scores: bool = False,
+        start: TaskState | None = None,
     ) -> None:
-        """Start a task: masks follow the scores, normalization and head are new, claimed weights are frozen."""
+        """Begin a task: masks follow the scores, normalization and head are new, claimed weights are frozen.
+
+        With `start` it begins as that finished task: its mask, its normalization and, for equal classes, its head.
+        """
         if name in self.finished:
             raise ValueError(f"task {name!r} is already learned")
         self._abandon()
-        for layer in self.masked_layers.values():
+        for step, layer in self.masked_layers.items():
             layer.mask = None
             layer.freeze()
             if fresh_scores:
                 layer.draw_scores(generator)
-        for norm in self.norm_layers.values():
-            norm.bind(None)
-        self._bind_head(self._fresh_head(len(classes), generator), trainable=True)
+            if start:
+                layer.aim_at(start.masks[step])
+        for step, norm in self.norm_layers.items():
+            norm.bind(start.norms[step] if start else None, trainable=True)
+        head = self._fresh_head(len(classes), generator)
+        if start and start.classes == classes:
+            head = {key: value.clone() for key, value in start.head.items()}
+        self._bind_head(head, trainable=True)
         self._learning = (name, classes)
+
+    def learning_tensors(self) -> dict[str, Tensor]:
+        """What changes while a task is learned, by name: weights, scores, normalization, head."""
+        found = {f"{s}/weight": layer.weight.data for s, layer in self.masked_layers.items()}
+        found |= {f"{s}/scores": layer.scores.data for s, layer in self.masked_layers.items()}
+        for step, norm in self.norm_layers.items():
+            found |= {f"{step}/{key}": getattr(norm, key).data for key in ("gamma", "beta", "mean", "var")}
+        return found | {f"head/{key}": value.data for key, value in self.head.items()}
+
+    @contextmanager
+    def borrowing(self, state: TaskState) -> Iterator[None]:
+        """Look through the mask of a finished task while another is learned."""
+        layers = self.masked_layers
+        try:
+            for step, layer in layers.items():
+                layer.borrowed = state.masks[step]
+            yield
+        finally:
+            for layer in layers.values():
+                layer.borrowed = None
 
     def finish(self, batches: Iterable[Tensor]) -> TaskState:
         """Fix the task's mask, re-estimate its normalization over `batches`, claim its weights."""
@@ -131,6 +164,10 @@ class MaskedNetwork(nn.Module):
         """Take in a task that was finished in an earlier process."""
         self.finished[state.name] = state
 
+    def change_head(self, name: str, head: Head) -> None:
+        """Give a finished task another head; its mask and its normalization can never change."""
+        self.finished[name] = replace(self.finished[name], head=head)
+
     def claimed(self) -> float:
         """The share of backbone weights some task owns."""
         return masks.density(layer.claimed for layer in self.masked_layers.values())
@@ -139,10 +176,21 @@ class MaskedNetwork(nn.Module):
         """What the head sees: `[batch, features]`."""
         return self.plan.run(self.preprocessing.normalize(images), self._apply_step)
 
+    @torch.no_grad()
+    def embed(self, images: Tensor, name: str | None = None) -> Tensor:
+        """Features of any number of images under a finished task, or with None under the one being learned."""
+        if name is not None:
+            self.select(name)
+        self.eval()
+        return torch.cat([self.features(part.to(self.device)) for part in torch.split(images, EVALUATION_BATCH)])
+
+    def answer(self, features: Tensor) -> Tensor:
+        """What the head makes of features: logits `[batch, classes]`."""
+        return F.linear(features, self.head["weight"], self.head["bias"] if self.plan.head_bias else None)
+
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the selected task, `[batch, classes]`."""
-        bias = self.head["bias"] if self.plan.head_bias else None
-        return F.linear(self.features(images), self.head["weight"], bias)
+        return self.answer(self.features(images))
 
     def _abandon(self) -> None:
         """Leave a task that was begun and not finished: nothing of it may touch the finished ones."""

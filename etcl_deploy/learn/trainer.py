@@ -1,55 +1,30 @@
-"""The algorithm: learn tasks one after another over one masked backbone."""
+"""The algorithm: learn tasks one after another over one masked backbone, in the paper's order."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from etcl_deploy.config import Learning
-from etcl_deploy.errors import LearningError
-from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.errors import DataError, LearningError
+from etcl_deploy.learn.augment import moved
+from etcl_deploy.learn.backward import improve_heads, pull, pull_target
+from etcl_deploy.learn.events import Compared, EpochDone, Report, StepDone, TaskDone, TaskStarted, Warned
+from etcl_deploy.learn.forward import align, guide
+from etcl_deploy.learn.knowledge import Comparer, HeadChange, Knowledge, describe_inputs, most_similar_first, sample
+from etcl_deploy.learn.lesson import Lesson, Snapshot, seeded
+from etcl_deploy.learn.metrics import Row
+from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork, TaskState
 from etcl_deploy.learn.run import Run
-from etcl_deploy.learn.task import Task
+from etcl_deploy.learn.task import Items, Task
 
-EVALUATION_BATCH = 256
-
-
-@dataclass(frozen=True)
-class TaskStarted:
-    """A task is about to be learned; `position` counts from 1."""
-
-    task: str
-    position: int
-    total: int
-
-
-@dataclass(frozen=True)
-class EpochDone:
-    """One pass over a task's training data, with its mean loss."""
-
-    task: str
-    epoch: int
-    epochs: int
-    loss: float
-
-
-@dataclass(frozen=True)
-class TaskDone:
-    """A task is learned for good; `run` holds it and all before it."""
-
-    task: str
-    run: Run
-
-
-Event = TaskStarted | EpochDone | TaskDone
-Report = Callable[[Event], None]
+CROWDED = 0.999  # share of claimed weights from which on a task has none of its own
 
 
 def learn_sequence(
@@ -57,101 +32,202 @@ def learn_sequence(
     tasks: Sequence[Task],
     options: Learning,
     report: Report = lambda event: None,
+    *,
+    before: Run | None = None,
+    earlier: Sequence[Task] = (),
+    snapshot: Snapshot | None = None,
 ) -> Run:
-    """Learn every task in order; after each, measure all tasks learned so far."""
-    started = time.monotonic()
-    rows: list[tuple[float, ...]] = []
-    run = Run(network, (), 0.0)
-    for position, task in enumerate(tasks, start=1):
-        report(TaskStarted(task.name, position, len(tasks)))
-        learn_task(network, task, options, position, report)
-        rows.append(tuple(accuracy(network, seen) for seen in tasks[:position]))
-        run = Run(network, tuple(rows), time.monotonic() - started)
+    """Learn every task in order; after each, measure all tasks known so far.
+
+    `before` is a run to go on from and `earlier` those of its tasks whose test items are at hand; `snapshot` is where
+    the first of `tasks` was left.
+    """
+    check_tasks(network, tasks)
+    run = before or Run(network)
+    known = {task.name: task for task in earlier}
+    comparer = Comparer(network, options.similarity, options.seed)
+    total = len(run.tasks) + len(tasks)
+    for task in tasks:
+        started = time.monotonic()
+        report(TaskStarted(task.name, len(run.tasks) + 1, total))
+        learned = learn_task(network, task, options, run.knowledge, comparer, report, snapshot)
+        known[task.name] = task
+        run = replace(
+            run,
+            knowledge={**run.knowledge, task.name: learned},
+            matrix=(*run.matrix, _measure(network, known, run, task, learned)),
+            seconds=run.seconds + time.monotonic() - started,
+        )
         report(TaskDone(task.name, run))
+        snapshot = None
     return run
 
 
-def learn_task(network: MaskedNetwork, task: Task, options: Learning, position: int, report: Report) -> None:
-    """Learn one task: weights and scores together (Eq. nws1, nws2), then fix its mask for ever."""
-    generator = torch.Generator().manual_seed(options.seed * 1_000_003 + position)
-    network.begin(task.name, task.classes, generator, fresh_scores=options.scores == "fresh")
-    optimizer = _optimizer(network, options)
-    images, labels = task.train_x.to(network.device), task.train_y.to(network.device)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_rate, options))
+def learn_task(
+    network: MaskedNetwork,
+    task: Task,
+    options: Learning,
+    knowledge: Mapping[str, Knowledge],
+    comparer: Comparer,
+    report: Report,
+    snapshot: Snapshot | None = None,
+) -> Knowledge:
+    """Learn one task, fix its mask for ever, and improve the heads of similar ones."""
+    transfer, position = options.transfer, len(network.finished) + 1
+    generator = seeded(options.seed, position, 0)
+    training, validation = (
+        part.to(network.device) for part in task.training.split(options.validation_share, generator)
+    )
+    for warning in _warnings(network, task, training, options):
+        report(Warned(task.name, warning))
+
+    # Which earlier tasks are similar (Eq. SDM)
+    items = sample(training.images, options.similarity, generator)
+    comparisons = comparer.compare(items, knowledge)
+    report(Compared(task.name, comparisons))
+    similar = [network.finished[name] for name in most_similar_first(comparisons)]
+    kin = [state for state in similar if state.classes == task.classes]  # whose heads mean the same
+
+    # Forward transfer (Eq. G-Align)
+    warm = similar[0] if similar and transfer.alignment == "warm_start" else None
+    network.begin(task.name, task.classes, generator, fresh_scores=options.scores == "fresh", start=warm)
+    lesson = Lesson(network, task.name, options, position)
     network.train()
-    for epoch in range(1, options.epochs + 1):
-        total = torch.zeros((), device=network.device)
-        for batch in _batches(len(labels), options.batch_size, generator):
-            batch = batch.to(network.device)
-            loss = F.cross_entropy(network(images[batch]), labels[batch])
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            total += loss.detach() * len(batch)
-        schedule.step()
-        mean = float(total) / len(labels)
-        if not math.isfinite(mean):
-            raise _diverged(task, options, f"its loss is {mean} after epoch {epoch}")
-        report(EpochDone(task.name, epoch, options.epochs, mean))
-    with torch.no_grad():
-        answers = network(images[:EVALUATION_BATCH])  # the last step may have broken what the loss did not yet show
-    if not all(bool(values.isfinite().all()) for values in (answers, *network.parameters())):
-        raise _diverged(task, options, "its weights or answers are not finite")
+    if snapshot:
+        lesson.restore(snapshot)
+    elif similar and transfer.alignment == "once":
+        batches = [training[part] for part in training.batches(options.batch_size)]
+        align(network, lesson.optimizer, batches, similar[0])
+
+    # Weights and scores together (Eq. nws1, nws2), the head drawn to those of similar tasks (Eq. Lsim)
+    guides = similar if transfer.alignment == "every_step" else []
+    _learn(lesson, training, validation, guides, pull_target(kin) if transfer.backward != "off" else None, report)
+    _check_finite(network, training, options, task)
     # Shuffled: items often come class by class, and a batch of one class has the statistics of no other.
-    network.finish(images[b] for b in _batches(len(labels), EVALUATION_BATCH, generator))
+    network.finish(training.images[b] for b in training.batches(EVALUATION_BATCH, generator))
+
+    # Backward transfer, and what later tasks need to know of this one
+    changes: tuple[HeadChange, ...] = ()
+    if transfer.backward != "off":
+        changes = improve_heads(network, task.name, kin, training, validation, knowledge, transfer, generator)
+    features = network.embed(training.images, task.name)
+    inputs = describe_inputs(features, training.labels, len(task.classes), transfer.head_energy)
+    return Knowledge(comparer.original(items), comparer.learned(items, task.name), inputs, comparisons, changes)
 
 
-def _diverged(task: Task, options: Learning, what: str) -> LearningError:
-    hint = f"a learning_rate below {options.learning_rate} may help"
-    return LearningError(f"task {task.name!r} could not be learned: {what}; {hint}")
+def _learn(
+    lesson: Lesson,
+    training: Items,
+    validation: Items,
+    guides: Sequence[TaskState],
+    target: Tensor | None,
+    report: Report,
+) -> None:
+    """All epochs of a task."""
+    network, options = lesson.network, lesson.options
+    autocast = torch.autocast(network.device.type, torch.bfloat16, enabled=options.precision == "bfloat16")
+    moving = (options.rotation, options.zoom, options.shift)
+    while not lesson.is_over:
+        batches = lesson.start_epoch(training)
+        for batch in batches[lesson.step :]:
+            images, labels = training.images[batch].to(network.device), training.labels[batch].to(network.device)
+            if any(moving):
+                images = moved(images, *moving, lesson.generator)
+            with autocast:
+                logits = network(images)
+            loss = F.cross_entropy(logits.float(), labels)
+            if target is not None:
+                loss = loss + options.transfer.pull * pull(target, network.head["weight"])
+            lesson.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if guides:
+                guide(network, images, labels, guides)
+            lesson.optimizer.step()
+            lesson.loss += loss.detach() * len(batch)
+            lesson.step += 1
+            place = (lesson.epoch + 1, options.epochs, lesson.step, len(batches))
+            report(StepDone(lesson.task, *place, lesson.snapshot))
+        mean = float(lesson.loss) / len(training)
+        if not math.isfinite(mean):
+            raise diverged(lesson.task, options, f"its loss is {mean} after epoch {lesson.epoch + 1}")
+        held = accuracy(network, validation) if len(validation) else None
+        network.train()
+        lesson.end_epoch(held)
+        report(EpochDone(lesson.task, lesson.epoch, options.epochs, mean, held))
+    lesson.use_best()
 
 
-@torch.no_grad()
-def accuracy(network: MaskedNetwork, task: Task) -> float:
-    """Test accuracy of a finished task, in percent."""
-    right = predict(network, task.name, task.test_x).argmax(1) == task.test_y
+def accuracy(network: MaskedNetwork, items: Items, name: str | None = None) -> float:
+    """The share of items, in percent, that a finished task (None: the one being learned) gets right."""
+    with torch.no_grad():
+        right = network.answer(network.embed(items.images, name)).argmax(1) == items.labels.to(network.device)
     return 100 * int(right.sum()) / len(right)
 
 
 @torch.no_grad()
 def predict(network: MaskedNetwork, name: str, images: Tensor) -> Tensor:
     """Logits of a finished task for any number of images, on the CPU."""
-    network.select(name)
-    parts = _batches(len(images), EVALUATION_BATCH)
-    return torch.cat([network(images[part].to(network.device)).cpu() for part in parts])
+    features = network.embed(images, name)
+    return network.answer(features).cpu()
 
 
-def _optimizer(network: MaskedNetwork, options: Learning) -> torch.optim.Optimizer:
-    layers = network.masked_layers.values()
-    groups = [
-        {
-            "params": [layer.weight for layer in layers] + list(network.head.values()),
-            "weight_decay": options.weight_decay,
-        },
-        {
-            "params": [layer.scores for layer in layers] + list(network.norms.parameters()),
-            "weight_decay": 0.0,
-        },
-    ]
-    if options.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum, fused=True)
-    return torch.optim.Adam(groups, lr=options.learning_rate, fused=True)
+def check_tasks(network: MaskedNetwork, tasks: Sequence[Task]) -> None:
+    """Refuse, before anything is learned, tasks that cannot be."""
+    names = list(network.finished)
+    for task in tasks:
+        where = f"task {task.name!r}"
+        if task.name in names:
+            raise DataError(f"{where} is there twice; every task needs a name of its own")
+        names.append(task.name)
+        if len(task.classes) < 2 or len(set(task.classes)) != len(task.classes):
+            raise DataError(f"{where} needs at least two different classes, not {list(task.classes)[:5]}")
+        for part, items in (("training", task.training), ("test", task.test)):
+            if len(items) == 0 or len(items.images) != len(items):
+                raise DataError(f"{where} has {len(items.images)} {part} images and {len(items)} labels")
+            if items.images.shape[1:] != network.preprocessing.shape or items.images.dtype != torch.uint8:
+                found = f"{items.images.dtype} {list(items.images.shape[1:])}"
+                raise DataError(
+                    f"{where}: {part} images are {found}; {list(network.preprocessing.shape)} uint8 is right"
+                )
+            low, high = int(items.labels.min()), int(items.labels.max())
+            if low < 0 or high >= len(task.classes):
+                wrong = low if low < 0 else high
+                raise DataError(f"{where} has the {part} label {wrong}, but only {len(task.classes)} classes (from 0)")
 
 
-def _rate(options: Learning, epoch: int) -> float:
-    """What the learning rate is multiplied by in an epoch, counted from 0."""
-    if options.schedule == "constant":
-        return 1.0
-    return 0.5 * (1 + math.cos(math.pi * epoch / options.epochs))
+def _warnings(network: MaskedNetwork, task: Task, training: Items, options: Learning) -> list[str]:
+    found = []
+    if len(training) < options.batch_size:
+        found.append(f"only {len(training)} items to learn from, fewer than a batch of {options.batch_size}")
+    if network.claimed() > CROWDED:
+        found.append(
+            "every weight is claimed: this task can only choose among the weights of earlier ones; "
+            "a lower --density or a wider network (--set width=N) leaves more room"
+        )
+    return found
 
 
-def _batches(items: int, size: int, generator: torch.Generator | None = None) -> list[Tensor]:
-    """Indices in batches, shuffled by the generator if there is one; none of a single item if that can be helped.
+def _check_finite(network: MaskedNetwork, training: Items, options: Learning, task: Task) -> None:
+    """The last step may have broken what the loss did not yet show."""
+    with torch.no_grad():
+        answers = network(training.images[:EVALUATION_BATCH].to(network.device))
+    if not all(bool(values.isfinite().all()) for values in (answers, *network.parameters())):
+        raise diverged(task.name, options, "its weights or answers are not finite")
 
-    Batch normalization cannot learn from one item, so a single one left over joins the batch before it.
-    """
-    order = torch.arange(items) if generator is None else torch.randperm(items, generator=generator)
-    parts = list(torch.split(order, size))
-    if len(parts) > 1 and len(parts[-1]) == 1:
-        parts[-2:] = [torch.cat(parts[-2:])]
-    return parts
+
+def diverged(task: str, options: Learning, what: str) -> LearningError:
+    """The error for a task whose numbers ran away."""
+    hint = f"a learning_rate below {options.learning_rate} may help"
+    return LearningError(f"task {task!r} could not be learned: {what}; {hint}")
+
+
+def _measure(network: MaskedNetwork, known: Mapping[str, Task], run: Run, task: Task, learned: Knowledge) -> Row:
+    """Test accuracy of every task so far, in percent; where there are no test items, what must still hold or None."""
+    changed = {change.task for change in learned.changes if change.kept}
+    row: list[float | None] = []
+    for index, name in enumerate((*run.tasks, task.name)):
+        if name in known:
+            row.append(accuracy(network, known[name].test, name))
+        else:  # a head that was not changed answers as it did, bit by bit
+            row.append(None if name in changed else run.matrix[-1][index])
+    return tuple(row)

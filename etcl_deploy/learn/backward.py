@@ -1,0 +1,127 @@
+"""Backward transfer: a new task's data improves the heads of similar ones (Eq. Lsim; GPM).
+
+An old task's sub-network is frozen, so the features of the new data under it are constants: computed once a task.
+Its head learns from them outside the space of its own data's features, so that its answers there stay what they were;
+and an update is kept only as far as it does no harm that can be seen without old data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from etcl_deploy.config import Transfer
+from etcl_deploy.learn.knowledge import HeadChange, HeadInputs, Knowledge
+from etcl_deploy.learn.network import Head, MaskedNetwork, TaskState
+from etcl_deploy.learn.projection import outside
+from etcl_deploy.learn.task import Items
+
+BATCH = 64
+DRAWS = 20  # a class, to hold an old head against its own answers
+SHARES = (1.0, 0.5, 0.25, 0.125)  # of an update that are tried, until one does no harm
+
+
+def pull_target(states: Sequence[TaskState]) -> Tensor | None:
+    """The mean direction of the tasks' heads; None of no task."""
+    if not states:
+        return None
+    weights = [state.head["weight"] for state in states]
+    return torch.stack([weight / torch.linalg.vector_norm(weight) for weight in weights]).mean(0)
+
+
+def pull(target: Tensor, weight: Tensor) -> Tensor:
+    """The mean over the tasks behind `target` of `1 - cos(their head, weight)`: the second part of Eq. Lsim."""
+    return 1 - (target * weight).sum() / torch.linalg.vector_norm(weight).clamp_min(torch.finfo(weight.dtype).tiny)
+
+
+def improve_heads(
+    network: MaskedNetwork,
+    name: str,
+    similar: Sequence[TaskState],
+    training: Items,
+    validation: Items,
+    knowledge: Mapping[str, Knowledge],
+    settings: Transfer,
+    generator: torch.Generator,
+) -> tuple[HeadChange, ...]:
+    """Train the head of every similar task on the new task's items; what was tried, and what came of it."""
+    target = pull_target([network.finished[name]])
+    changes = []
+    for state in similar:
+        inputs = knowledge[state.name].inputs
+        seen = Items(network.embed(training.images, state.name), training.labels.to(network.device))
+        held = Items(network.embed(validation.images, state.name), validation.labels.to(network.device))
+        trained = _train(state.head, seen, inputs.space, target, settings, generator)
+        head, change = _without_harm(state, trained, held, inputs, settings, generator)
+        if change.kept:
+            network.change_head(state.name, head)
+        changes.append(change)
+    return tuple(changes)
+
+
+def _train(
+    head: Head,
+    seen: Items,
+    space: Tensor,
+    target: Tensor | None,
+    settings: Transfer,
+    generator: torch.Generator,
+) -> Head:
+    """The head after learning from features, moved only outside `space`."""
+    # Not the gradient is projected but the whole update: an optimizer that scales its parts would turn it back inside.
+    step = torch.zeros_like(head["weight"]).requires_grad_()
+    optimizer = torch.optim.Adam([step], lr=settings.head_rate)
+    for _ in range(settings.head_epochs):
+        for batch in seen.batches(BATCH, generator):
+            weight = head["weight"] + outside(step, space)
+            loss = F.cross_entropy(F.linear(seen.images[batch], weight, head.get("bias")), seen.labels[batch])
+            if settings.pull and target is not None:
+                loss = loss + settings.pull * pull(target, weight)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return {**head, "weight": head["weight"] + outside(step.detach(), space)}
+
+
+@torch.no_grad()
+def _without_harm(
+    state: TaskState,
+    trained: Head,
+    held: Items,
+    inputs: HeadInputs,
+    settings: Transfer,
+    generator: torch.Generator,
+) -> tuple[Head, HeadChange]:
+    """As much of the way to `trained` as does no harm that can be seen, perhaps none of it.
+
+    Harm is a higher loss on the new task's held-back items, or answers to draws from the task's own head inputs that
+    differ from what the head said before.
+    """
+    drawn, _ = inputs.draw(DRAWS, generator)
+    answers = _logits(state.head, drawn).argmax(1)
+    before = _score(state.head, held)
+    length = state.head["weight"].norm()
+    for share in SHARES if len(held) else ():
+        head = {key: torch.lerp(value, trained[key], share) for key, value in state.head.items()}
+        agreement = float((_logits(head, drawn).argmax(1) == answers).float().mean())
+        after = _score(head, held)
+        if after[0] <= before[0] and agreement >= settings.head_agreement:
+            moved = float((head["weight"] - state.head["weight"]).norm() / length)
+            return head, HeadChange(state.name, share, moved, before[1], after[1], 100 * agreement)
+    return state.head, HeadChange(state.name, 0.0, 0.0, before[1], before[1], 100.0)
+
+
+def _logits(head: Head, features: Tensor) -> Tensor:
+    return F.linear(features, head["weight"], head.get("bias"))
+
+
+def _score(head: Head, items: Items) -> tuple[float, float]:
+    """Mean loss, and accuracy in percent; of no items, 0."""
+    if not len(items):
+        return 0.0, 0.0
+    logits = _logits(head, items.images)
+    right = (logits.argmax(1) == items.labels).float().mean()
+    return float(F.cross_entropy(logits, items.labels)), 100 * float(right)

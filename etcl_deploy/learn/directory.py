@@ -1,0 +1,215 @@
+"""A run as a directory: created, added to task by task, taken up again. No pickle anywhere.
+
+    run.json                      settings, where the data is, tasks, accuracy matrix; names and digests of:
+    backbone-DIGEST.safetensors   weights, scores and claimed bits, as the last finished task left them
+    tasks/NUMBER-DIGEST.safetensors  a finished task: mask, normalization, head, what is known of it, and the heads of
+                                  earlier tasks as it left them
+    lesson-DIGEST.safetensors     the task under way, at some step of it
+    events.jsonl                  what happened, one JSON object a line
+
+Files are named by their content and never changed; `run.json`, which names them, is replaced last. A crash at any
+moment leaves the run as it was or as it should be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
+
+from etcl_deploy import atomic
+from etcl_deploy.config import Config
+from etcl_deploy.errors import RunError
+from etcl_deploy.learn import tensors as parts
+from etcl_deploy.learn.knowledge import HeadChange, Knowledge
+from etcl_deploy.learn.lesson import Snapshot
+from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.run import Run
+from etcl_deploy.learn.similarity import Comparison
+from etcl_deploy.plan import Plan, PlanError
+from etcl_deploy.preprocessing import Preprocessing
+from etcl_deploy.settings import config_from
+
+FORMAT = 2
+RECORD, EVENTS = "run.json", "events.jsonl"
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where some of a run's tasks come from, so that it can be taken up again."""
+
+    folder: str | None  # None: the sequence its config names
+    tasks: Mapping[str, str]  # in order, each with the digest of its items
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a run directory holds."""
+
+    run: Run
+    config: Config
+    origins: tuple[Origin, ...]
+    digest: str  # of every bit that was learned
+
+
+def check_free(directory: Path) -> None:
+    """Refuse a directory that already holds something."""
+    if (directory / RECORD).exists():
+        raise RunError(f"{directory} already holds a run; go on with it (--resume) or name another directory")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise RunError(f"{directory} is not an empty directory; a run starts in a new or empty one")
+    nearest = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise RunError(f"{directory} cannot be made: {nearest} is not a directory one can write to")
+
+
+def save(run: Run, config: Config, origins: Sequence[Origin], directory: Path) -> None:
+    """Write what is new since the last time; the previous state stays valid until the new one is complete."""
+    network = run.network
+    entries = _read_record(directory)["tasks"] if (directory / RECORD).exists() else []
+    for number in range(len(entries), len(run.tasks)):
+        name = run.tasks[number]
+        state, known = network.finished[name], run.knowledge[name]
+        changed = {run.tasks.index(c.task): network.finished[c.task].head for c in known.changes if c.kept}
+        entries.append(
+            {
+                "name": name,
+                "classes": list(state.classes),
+                "comparisons": [asdict(c) for c in known.comparisons],
+                "changes": [asdict(c) for c in known.changes],
+                "file": _write(directory / "tasks", f"{number:03d}", parts.task_tensors(state, known, changed)),
+            }
+        )
+    record: dict[str, Any] = {
+        "format": FORMAT,
+        "config": config.as_json(),
+        "origins": [asdict(origin) for origin in origins],
+        "backbone": network.plan.as_json(),
+        "preprocessing": network.preprocessing.as_json(),
+        "density": network.density,
+        "tasks": entries,
+        "state": _write(directory, "backbone", parts.backbone_tensors(network)),
+        "matrix": [list(row) for row in run.matrix],
+        "seconds": run.seconds,
+        "versions": dict(run.versions),
+    }
+    atomic.write_bytes(directory / RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
+    _remove(directory, "backbone", keep=record["state"]["name"])
+    _remove(directory, "lesson")
+
+
+def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) -> Stored:
+    """The run in a directory, every file checked against its digest; with `finished`, one task at least."""
+    path = directory / RECORD
+    try:
+        record = _read_record(directory)
+        if finished and not record["tasks"]:
+            raise RunError(
+                f"no task of the run in {directory} is finished; go on with it: etcl train --run {directory} --resume"
+            )
+        return _restored(record, directory, device)
+    except OSError as error:
+        raise RunError(f"cannot read the run in {directory}: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, SafetensorError, PlanError) as error:
+        raise RunError(f"{path} is damaged: {error!r}") from None
+
+
+def save_lesson(snapshot: Snapshot, directory: Path) -> None:
+    """Write the state of the task under way."""
+    about = json.dumps({"task": snapshot.task, "numbers": dict(snapshot.numbers)}).encode()
+    numbers = torch.frombuffer(bytearray(about), dtype=torch.uint8)
+    written = _write(directory, "lesson", {"": numbers, **snapshot.tensors})
+    _remove(directory, "lesson", keep=written["name"])
+
+
+def load_lesson(directory: Path, task: str) -> Snapshot | None:
+    """Where `task` was left, if it was begun: the furthest of what is there and whole."""
+    found = []
+    for path in directory.glob("lesson-*.safetensors"):
+        data = path.read_bytes()
+        if path.stem == f"lesson-{hashlib.sha256(data).hexdigest()[:16]}":
+            tensors = tensors_from_bytes(data)
+            about = json.loads(bytes(tensors.pop("").tolist()))
+            found.append(Snapshot(about["task"], about["numbers"], tensors))
+    ours = [snapshot for snapshot in found if snapshot.task == task]
+    return max(ours, key=lambda s: (s.numbers["epoch"] or 0, s.numbers["step"] or 0), default=None)
+
+
+def log_event(directory: Path, event: Mapping[str, Any]) -> None:
+    """Add a line to the log of events."""
+    with (directory / EVENTS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(event, allow_nan=False) + "\n")
+
+
+def _read_record(directory: Path) -> dict[str, Any]:
+    path = directory / RECORD
+    try:
+        record: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{directory} holds no run: {path} is missing") from None
+    if record["format"] != FORMAT:
+        raise RunError(f"{path} has format {record['format']}; this etcl_deploy reads format {FORMAT}")
+    return record
+
+
+def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) -> Stored:
+    network = MaskedNetwork(
+        Plan.from_json(record["backbone"]),
+        Preprocessing(**record["preprocessing"]),
+        record["density"],
+        torch.Generator(),
+    ).to(device)
+    parts.restore_backbone(network, _read(directory, record["state"], device))
+    knowledge = {}
+    for entry in record["tasks"]:
+        tensors = _read(directory / "tasks", entry["file"], device)
+        network.restore(parts.task_from(tensors, network, entry["name"], tuple(entry["classes"])))
+        changes = tuple(HeadChange(**change) for change in entry["changes"])
+        for change in changes:
+            if change.kept:
+                number = list(network.finished).index(change.task)
+                network.change_head(change.task, parts.head_from(tensors, f"head_of/{number}"))
+        comparisons = tuple(Comparison(**comparison) for comparison in entry["comparisons"])
+        knowledge[entry["name"]] = Knowledge(*parts.knowledge_from(tensors), comparisons, changes)
+    matrix = tuple(tuple(None if value is None else float(value) for value in row) for row in record["matrix"])
+    if [len(row) for row in matrix] != list(range(1, len(knowledge) + 1)):
+        raise ValueError("the accuracy matrix does not fit the tasks")
+    run = Run(network, knowledge, matrix, record["seconds"], record["versions"])
+    files = [record["state"], *(entry["file"] for entry in record["tasks"])]
+    digest = hashlib.sha256("".join(file["sha256"] for file in files).encode()).hexdigest()
+    origins = tuple(Origin(**origin) for origin in record["origins"])
+    return Stored(run, config_from(record["config"]), origins, digest)
+
+
+def _write(directory: Path, prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Write tensors to a file named by its content; its name and its digest."""
+    data = tensors_to_bytes({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"{prefix}-{digest[:16]}.safetensors"
+    atomic.write_bytes(directory / name, data)
+    return {"name": name, "sha256": digest}
+
+
+def _read(directory: Path, file: Mapping[str, str], device: torch.device) -> Mapping[str, Tensor]:
+    path = directory / file["name"]
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != file["sha256"]:
+        raise RunError(f"{path} is damaged: its digest differs")
+    return {name: tensor.to(device) for name, tensor in tensors_from_bytes(data).items()}
+
+
+def _remove(directory: Path, prefix: str, keep: str = "") -> None:
+    for old in directory.glob(f"{prefix}-*.safetensors"):
+        if old.name != keep:
+            old.unlink()

@@ -1,0 +1,70 @@
+"""What the trainer tells while it works. It never prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from etcl_deploy.learn.lesson import Snapshot
+from etcl_deploy.learn.run import Run
+from etcl_deploy.learn.similarity import Comparison
+
+
+@dataclass(frozen=True)
+class TaskStarted:
+    """A task is about to be learned; `position` counts from 1."""
+
+    task: str
+    position: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A task was held against every earlier one."""
+
+    task: str
+    comparisons: tuple[Comparison, ...]
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something is odd about a task; it is learned all the same."""
+
+    task: str
+    message: str
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """One step of the optimizer, counted from 1; `snapshot` gives everything needed to go on from here."""
+
+    task: str
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    snapshot: Callable[[], Snapshot]
+
+
+@dataclass(frozen=True)
+class EpochDone:
+    """One pass over a task's training data, with its mean loss and, in percent, the accuracy on what was held back."""
+
+    task: str
+    epoch: int
+    epochs: int
+    loss: float
+    validation: float | None
+
+
+@dataclass(frozen=True)
+class TaskDone:
+    """A task is learned for good; `run` holds it and all before it."""
+
+    task: str
+    run: Run
+
+
+Event = TaskStarted | Compared | Warned | StepDone | EpochDone | TaskDone
+Report = Callable[[Event], None]

@@ -1,0 +1,151 @@
+"""A task while it is learned: where it stands, what its optimizer remembers, the best state so far.
+
+A lesson can be taken down as tensors and numbers at any step and set up again in another process; from there on every
+bit comes out as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from etcl_deploy.config import Learning
+from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.task import Items
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A lesson as data."""
+
+    task: str
+    numbers: Mapping[str, float | None]
+    tensors: Mapping[str, Tensor]
+
+
+class Lesson:
+    """Mutable on purpose: this is what changes from step to step."""
+
+    def __init__(self, network: MaskedNetwork, task: str, options: Learning, position: int) -> None:
+        self.network = network
+        self.task = task
+        self.options = options
+        self.position = position
+        self.optimizer = _optimizer(network, options)
+        self.epoch = 0  # the one under way, from 0
+        self.step = 0  # steps of it that are done
+        self.loss = torch.zeros((), device=network.device)  # summed over its items so far
+        self.best: float | None = None  # validation accuracy
+        self.waited = 0  # epochs since
+        self.best_tensors: dict[str, Tensor] = {}
+        self.generator = torch.Generator()
+        self._left_off: tuple[Tensor, ...] = ()  # states of the random numbers to go on with
+
+    def start_epoch(self, training: Items) -> list[Tensor]:
+        """The batches of the epoch; learning rate, order and random numbers all follow from its number alone."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.options.learning_rate * _rate(self.options, self.epoch)
+        self.generator = seeded(self.options.seed, self.position, 1 + self.epoch)
+        self.network.randomness.manual_seed(self.generator.initial_seed())
+        batches = training.batches(self.options.batch_size, self.generator)
+        if self._left_off:  # in the middle of this epoch
+            for generator, state in zip(self._generators(), self._left_off, strict=True):
+                generator.set_state(state)
+            self._left_off = ()
+        else:
+            self.loss.zero_()
+        return batches
+
+    def end_epoch(self, validation: float | None) -> None:
+        """Note how well the epoch went, and go on to the next."""
+        if validation is not None and (self.best is None or validation > self.best):
+            self.best, self.waited = validation, 0
+            if self.options.keep == "best":
+                self.best_tensors = {k: v.clone() for k, v in self.network.learning_tensors().items()}
+        else:
+            self.waited += 1
+        self.epoch += 1
+        self.step = 0
+
+    @property
+    def is_over(self) -> bool:
+        """All epochs are done, or validation has not improved for too long."""
+        stalled = self.best is not None and 0 < self.options.patience <= self.waited
+        return self.epoch >= self.options.epochs or stalled
+
+    def use_best(self) -> None:
+        """Go back to the state with the best validation accuracy, if that is what the options keep."""
+        for name, tensor in self.network.learning_tensors().items():
+            if name in self.best_tensors:
+                tensor.copy_(self.best_tensors[name])
+
+    def snapshot(self) -> Snapshot:
+        """Everything needed to go on from here."""
+        numbers = {"epoch": self.epoch, "step": self.step, "best": self.best, "waited": self.waited}
+        tensors = {f"network/{k}": v for k, v in self.network.learning_tensors().items()}
+        tensors |= {f"best/{k}": v for k, v in self.best_tensors.items()}
+        tensors |= {"loss": self.loss}
+        tensors |= {f"random/{index}": generator.get_state() for index, generator in enumerate(self._generators())}
+        for index, parameter in enumerate(self._parameters()):
+            state = self.optimizer.state.get(parameter, {})
+            tensors |= {f"optimizer/{index}/{k}": v for k, v in state.items() if isinstance(v, Tensor)}
+        return Snapshot(self.task, numbers, {k: v.detach().cpu().clone() for k, v in tensors.items()})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Stand where the snapshot was taken."""
+        numbers, tensors = snapshot.numbers, snapshot.tensors
+        self.epoch, self.step, self.waited = (int(numbers[k] or 0) for k in ("epoch", "step", "waited"))
+        self.best = numbers["best"]
+        for name, tensor in self.network.learning_tensors().items():
+            tensor.copy_(tensors[f"network/{name}"])
+        self.best_tensors = self._under(tensors, "best/")
+        self.loss.copy_(tensors["loss"])
+        if self.step:
+            self._left_off = tuple(tensors[f"random/{index}"] for index in range(len(self._generators())))
+        for index, parameter in enumerate(self._parameters()):
+            state = self._under(tensors, f"optimizer/{index}/")
+            if state:
+                self.optimizer.state[parameter] = state
+
+    def _under(self, tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+        device = self.network.device
+        return {k.removeprefix(prefix): v.clone().to(device) for k, v in tensors.items() if k.startswith(prefix)}
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _generators(self) -> tuple[torch.Generator, ...]:
+        return self.generator, self.network.randomness
+
+
+def seeded(seed: int, position: int, use: int) -> torch.Generator:
+    """Random numbers of their own for every task and every use, so that none depends on what was drawn before."""
+    return torch.Generator().manual_seed(((seed * 1_000_003 + position) * 100_003 + use) % (1 << 63))
+
+
+def _optimizer(network: MaskedNetwork, options: Learning) -> torch.optim.Optimizer:
+    layers = network.masked_layers.values()
+    groups = [
+        {
+            "params": [layer.weight for layer in layers] + list(network.head.values()),
+            "weight_decay": options.weight_decay,
+        },
+        {
+            "params": [layer.scores for layer in layers] + list(network.norms.parameters()),
+            "weight_decay": 0.0,
+        },
+    ]
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum, fused=True)
+    return torch.optim.Adam(groups, lr=options.learning_rate, fused=True)
+
+
+def _rate(options: Learning, epoch: int) -> float:
+    """What the learning rate is multiplied by in an epoch, counted from 0."""
+    if options.schedule == "constant":
+        return 1.0
+    return 0.5 * (1 + math.cos(math.pi * epoch / options.epochs))

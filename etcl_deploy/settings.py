@@ -1,0 +1,66 @@
+"""Settings as people write them: recipes in TOML, records in JSON, `--set key=value`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from importlib import resources
+from typing import Any
+
+from etcl_deploy.config import Config, Section
+from etcl_deploy.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def recipe_names() -> list[str]:
+    """The recipes that ship with the package."""
+    folder = resources.files("etcl_deploy.recipes")
+    return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
+
+
+def load_recipe(name: str) -> Config:
+    """The recipe of that name."""
+    if name not in recipe_names():
+        known = ", ".join(recipe_names())
+        raise ConfigError(f"unknown recipe {name!r}; known: {known}. For your own images: --data DIR")
+    text = (resources.files("etcl_deploy.recipes") / f"{name}.toml").read_text("utf-8")
+    return config_from({"recipe": name, **tomllib.loads(text)})
+
+
+def config_from(values: Mapping[str, Any]) -> Config:
+    """The settings in nested tables, as TOML and JSON have them; unknown keys are refused."""
+    return Config().with_values(dict(_flat(values, Config(), "")))
+
+
+def _flat(values: Mapping[str, Any], section: Section, path: str) -> Iterator[tuple[str, Any]]:
+    known = [f.name for f in fields(section)]  # type: ignore[arg-type]
+    for key, value in values.items():
+        if key not in known:
+            where = f" in [{path}]" if path else ""
+            raise ConfigError(f"unknown key {key!r}{where}; known: {', '.join(known)}")
+        inner = getattr(section, key)
+        if not isinstance(inner, Section):
+            yield key, value
+        elif isinstance(value, Mapping):
+            yield from _flat(value, inner, f"{path}.{key}".lstrip("."))
+        else:
+            raise ConfigError(f"{key} must be a table of settings, not {value!r}")
+
+
+def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words as typed values: numbers and true/false as in TOML, anything else as text."""
+    values = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes key=value, not {pair!r}")
+        try:
+            values[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key.strip()] = text.strip()
+    return values

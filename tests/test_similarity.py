@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from etcl_deploy.learn.similarity import DISTANCES, Signature, decide, transport
+
+
+def features(seed: int, items: int = 60, size: int = 12) -> Tensor:
+    """Random features whose directions differ in energy, and with a mean of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.linalg.qr(torch.randn(size, size, generator=generator)).Q
+    return torch.randn(items, size, generator=generator) * torch.linspace(3, 0.01, size) @ directions + 2
+
+
+@pytest.mark.parametrize("name", sorted(DISTANCES))
+def test_a_sample_is_at_no_distance_from_itself(name: str) -> None:
+    """And at the same distance from another in both directions."""
+    distance = DISTANCES[name]
+    one, two = (distance.describe(features(seed), 0.99) for seed in (1, 2))
+    assert distance.between(one, one) == pytest.approx(0, abs=1e-6)
+    assert distance.between(one, two) == pytest.approx(distance.between(two, one))
+    assert distance.between(one, two) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["centred_transport", "transport"])
+def test_the_sign_of_a_direction_does_not_count(name: str) -> None:
+    """Singular vectors have no sign of their own."""
+    one = DISTANCES[name].describe(features(1), 0.99)
+    assert transport(one, Signature(-one.points, one.weights)) == pytest.approx(0, abs=1e-6)
+
+
+def test_orthogonal_directions_are_as_far_as_can_be() -> None:
+    """Nothing in common: the whole weight moves at cost one."""
+    axes = torch.eye(4)
+    half = torch.full((2,), 0.5)
+    assert transport(Signature(axes[:2], half), Signature(axes[2:], half)) == pytest.approx(1)
+    assert transport(Signature(axes[:2], half), Signature(axes[1:3], half)) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("energy", [0.5, 0.9, 0.99, 1.0])
+def test_bases_hold_the_energy_and_no_more_than_needed(energy: float) -> None:
+    """k is the smallest number of directions that reaches the share; weights sum to one, largest first."""
+    sample = features(3).double()
+    found = DISTANCES["transport"].describe(sample, energy)
+    total = sample.square().sum()
+
+    def held(count: int) -> float:
+        return float((sample @ found.points[:count].double().T).square().sum() / total)
+
+    assert held(len(found.points)) >= energy - 1e-6
+    assert len(found.points) == 1 or held(len(found.points) - 1) < energy
+    assert found.weights.sum() == pytest.approx(1, abs=1e-5)
+    assert found.weights.diff().max() <= 1e-7 if len(found.weights) > 1 else True
+    torch.testing.assert_close(found.points @ found.points.T, torch.eye(len(found.points)), atol=1e-5, rtol=0)
+
+
+def test_centring_removes_the_mean() -> None:
+    """Two samples that differ in their mean alone are the same once centred, and not before."""
+    one, two = features(1), features(1) + 5
+    for name, same in (("centred_transport", True), ("transport", False)):
+        describe, between = DISTANCES[name].describe, DISTANCES[name].between
+        assert (between(describe(one, 0.99), describe(two, 0.99)) < 1e-4) == same
+
+
+def test_items_that_are_all_alike_have_a_signature() -> None:
+    """No spread at all is odd, not an error."""
+    flat = torch.ones(10, 4)
+    for distance in DISTANCES.values():
+        one = distance.describe(flat, 0.99)
+        assert distance.between(one, one) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_relative_rule() -> None:
+    """Similar where learning removed at least the margin of the original distance."""
+    close, far, worse, nothing = decide(
+        ["a", "b", "c", "d"], [0.2, 0.8, 1.5, 0.0], [1.0, 1.0, 1.0, 0.0], "relative", 0.5
+    )
+    assert (close.similar, close.gap) == (True, pytest.approx(0.8))
+    assert close.reason == "gap 0.80 >= 0.5"
+    assert (far.similar, far.reason) == (False, "gap 0.20 < 0.5")
+    assert (worse.similar, worse.reason) == (False, "learning brought them no closer")
+    assert not nothing.similar
+
+
+def test_the_rule_of_the_paper_is_blind_to_a_single_task() -> None:
+    """Normalized over one earlier task both distances are 1, so task 2 never has a similar one."""
+    (only,) = decide(["a"], [0.01], [1.0], "paper", 0.0)
+    assert not only.similar
+    one, two = decide(["a", "b"], [0.1, 0.9], [0.5, 0.5], "paper", 0.3)
+    assert (one.similar, two.similar) == (True, False)
+    assert one.gap == pytest.approx(0.4)

@@ -1,0 +1,155 @@
+"""The laws of transfer: what may change when similar tasks help each other, and what never does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from test_network import make_tasks, small
+from torch import Tensor
+
+from etcl_deploy.config import Learning, Similarity, Transfer
+from etcl_deploy.learn.backward import improve_heads
+from etcl_deploy.learn.events import Event, TaskDone
+from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.run import Run
+from etcl_deploy.learn.task import Items, Task
+from etcl_deploy.learn.trainer import learn_sequence, predict
+
+ALL_SIMILAR = Learning(epochs=3, batch_size=16, learning_rate=0.01, similarity=Similarity(similar="all"))
+
+
+def learn(network: MaskedNetwork, tasks: list[Task], options: Learning) -> tuple[Run, list[dict[str, Tensor]]]:
+    """The run, and after every task the features and heads of all tasks so far."""
+    seen: list[dict[str, Tensor]] = []
+
+    def remember(event: Event) -> None:
+        if isinstance(event, TaskDone):
+            state = {f"features {n}": network.embed(tasks[0].test_x, n) for n in network.finished}
+            state |= {f"head {n}": s.head["weight"].clone() for n, s in network.finished.items()}
+            seen.append(state)
+
+    return learn_sequence(network, tasks, options, remember), seen
+
+
+@pytest.mark.parametrize("backbone", ["fcn3", "resnet18"])
+@pytest.mark.parametrize("alignment", ["warm_start", "once", "every_step", "off"])
+def test_with_backward_off_nothing_of_an_old_task_changes(backbone: str, alignment: str) -> None:
+    """Whatever forward transfer does: features and heads of finished tasks keep their bits."""
+    transfer = Transfer(alignment=alignment, backward="off")  # type: ignore[arg-type]
+    _, seen = learn(small(backbone), make_tasks(3), replace(ALL_SIMILAR, transfer=transfer))
+    for before, after in pairwise(seen):
+        assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize("backbone", ["fcn3", "resnet18"])
+def test_with_backward_on_only_declared_heads_change(backbone: str) -> None:
+    """Features keep their bits; a head changes exactly if the run says that a later task changed it."""
+    tasks = make_tasks(4)
+    run, seen = learn(small(backbone), tasks, ALL_SIMILAR)
+    changed = 0
+    for number, (before, after) in enumerate(pairwise(seen), start=1):
+        declared = {change.task for change in run.knowledge[tasks[number].name].changes if change.kept}
+        for name, value in before.items():
+            kind, _, task = name.partition(" ")
+            assert torch.equal(value, after[name]) == (kind == "features" or task not in declared), name
+        changed += len(declared)
+    assert changed, "no head was improved: this would prove nothing"
+
+
+def test_an_improved_head_answers_as_before_inside_its_own_space() -> None:
+    """On every vector of the space of its own data the change is below 1e-5 of the head's size."""
+    network, tasks = small("resnet18"), make_tasks(3)
+    run, seen = learn(network, tasks, ALL_SIMILAR)
+    for name in ("t0", "t1"):
+        space = run.knowledge[name].inputs.space
+        first = next(state[f"head {name}"] for state in seen if f"head {name}" in state)
+        change = network.finished[name].head["weight"] - first
+        assert change.norm() > 1e-4 * first.norm()
+        assert (change @ space.T).abs().max() < 1e-5 * first.norm()
+
+
+def test_a_head_that_would_lose_is_left_alone() -> None:
+    """Labels that contradict what an old head knows: the update is tried, seen to do harm, and dropped."""
+    network, tasks = small("fcn3"), make_tasks(2, items=90)
+    run, _ = learn(network, tasks, replace(ALL_SIMILAR, transfer=Transfer(backward="off"), epochs=8))
+    before = network.finished["t0"].head["weight"].clone()
+    wrong = Items(tasks[1].train_x, (tasks[1].train_y + 1) % 3)
+    right = Items(tasks[1].test_x, tasks[1].test_y)
+    settings = Transfer(head_rate=0.1, head_energy=0.5)
+    state = network.finished["t0"]
+    (change,) = improve_heads(network, "t1", [state], wrong, right, run.knowledge, settings, torch.Generator())
+    assert change.kept == 0
+    assert torch.equal(network.finished["t0"].head["weight"], before)
+
+
+def test_heads_of_other_classes_are_not_touched() -> None:
+    """Similar features may guide the mask; a head means what its classes mean."""
+    first, second = make_tasks(2)
+    other = replace(second, classes=("x", "y", "z"))
+    network = small("fcn3")
+    run, seen = learn(network, [first, other], ALL_SIMILAR)
+    assert run.knowledge["t1"].similar == ("t0",)
+    assert run.knowledge["t1"].changes == ()
+    assert torch.equal(seen[0]["head t0"], seen[1]["head t0"])
+
+
+@pytest.mark.parametrize("backbone", ["fcn3", "resnet18"])
+def test_a_warm_start_begins_as_the_similar_task(backbone: str) -> None:
+    """Before its first step the new task answers as the old one, for equal classes; with others, head apart."""
+    network, tasks = small(backbone), make_tasks(1)
+    learn_sequence(network, tasks, ALL_SIMILAR)
+    start = network.finished["t0"]
+    images = tasks[0].test_x
+    logits, features = predict(network, "t0", images), network.embed(images, "t0")
+    for layer in network.masked_layers.values():  # as a task learned in between would leave them
+        layer.draw_scores(torch.Generator().manual_seed(9))
+    network.begin("new", start.classes, torch.Generator(), start=start)
+    found = network.answer(network.embed(images))
+    torch.testing.assert_close(found, logits)
+    network.begin("other", ("a", "b"), torch.Generator(), start=start)
+    torch.testing.assert_close(network.embed(images), features)
+    assert network.head["weight"].shape[0] == 2
+
+
+def test_learning_after_a_warm_start_leaves_its_model_alone() -> None:
+    """What the new task starts from is a copy."""
+    network, tasks = small("resnet18"), make_tasks(2)
+    options = replace(ALL_SIMILAR, transfer=Transfer(backward="off"))
+    run = learn_sequence(network, tasks[:1], options)
+    before = {n: norm.gamma.clone() for n, norm in network.finished["t0"].norms.items()}
+    learn_sequence(network, tasks[1:], options, before=run, earlier=tasks[:1])
+    assert all(torch.equal(before[n], norm.gamma) for n, norm in network.finished["t0"].norms.items())
+
+
+@pytest.mark.parametrize("alignment", ["once", "every_step"])
+def test_aligned_scores_differ_from_unaligned_ones(alignment: str) -> None:
+    """The gradients through the similar task's mask reach the scores."""
+    found = []
+    for chosen in (alignment, "off"):
+        network = small("fcn3")
+        transfer = Transfer(alignment=chosen, backward="off")  # type: ignore[arg-type]
+        learn_sequence(network, make_tasks(2), replace(ALL_SIMILAR, epochs=1, transfer=transfer))
+        found.append(network.masked_layers["fc1"].scores.detach().clone())
+    assert not torch.equal(found[0], found[1])
+
+
+def test_similar_tasks_are_found_and_others_are_not() -> None:
+    """Two halves of one kind of image are similar; stripes after spots are not."""
+    generator = torch.Generator().manual_seed(3)
+
+    def task(name: str, turned: bool) -> Task:
+        labels = torch.arange(240) % 3
+        images = torch.randint(0, 40, (240, 16, 16, 1), generator=generator)
+        for index, label in enumerate(labels.tolist()):
+            images[index, 2 + 4 * label : 6 + 4 * label] += 150
+        pixels = (images.transpose(1, 2) if turned else images).to(torch.uint8)
+        return Task(name, ("a", "b", "c"), pixels[60:], labels[60:], pixels[:60], labels[:60])
+
+    network = small("resnet18", width=8)
+    options = Learning(epochs=4, batch_size=32)
+    run = learn_sequence(network, [task("rows", False), task("more-rows", False), task("columns", True)], options)
+    assert run.knowledge["more-rows"].similar == ("rows",)
+    assert run.knowledge["columns"].similar == ()
