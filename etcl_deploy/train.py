@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 import torch
+from torch import nn
 
 from etcl_deploy.config import Config
 from etcl_deploy.data.folders import load_folder
@@ -15,6 +20,7 @@ from etcl_deploy.learn import run as runs
 from etcl_deploy.learn.backbones import BACKBONES
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.task import Task
+from etcl_deploy.learn.trace import mask_network
 from etcl_deploy.learn.trainer import Event, Report, TaskDone, learn_sequence
 from etcl_deploy.plan import PlanError
 from etcl_deploy.preprocessing import Preprocessing
@@ -33,8 +39,11 @@ def load_tasks(config: Config, data: Path | None) -> tuple[list[Task], tuple[Pat
 def build_network(config: Config) -> MaskedNetwork:
     """A network with fresh weights and scores, as the config describes it."""
     network = config.network
+    if ":" in network.backbone:
+        return _mask_users_network(config)
     if network.backbone not in BACKBONES:
-        raise ConfigError(f"unknown backbone {network.backbone!r}; known: {', '.join(sorted(BACKBONES))}")
+        known = f"{', '.join(sorted(BACKBONES))}, or your own as package.module:function"
+        raise ConfigError(f"unknown backbone {network.backbone!r}; known: {known}")
     preprocessing = _preprocessing(config)
     image = (preprocessing.channels, preprocessing.height, preprocessing.width)
     width = {} if network.width is None else {"width": network.width}
@@ -80,6 +89,49 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no CUDA device is available here; use --device cpu or auto")
     return torch.device(name)
+
+
+def _mask_users_network(config: Config) -> MaskedNetwork:
+    """The network that a function of the user's gives, named as `package.module:function`."""
+    network, seed = config.network, config.learning.seed
+    preprocessing = _preprocessing(config)
+    image = (preprocessing.channels, preprocessing.height, preprocessing.width)
+    width = {} if network.width is None else {"width": network.width}
+    with _working_directory_importable(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        function = _imported(network.backbone)
+        torch.manual_seed(seed)  # what torch's layers draw their weights from
+        try:
+            module = function(**width)
+        except Exception as error:
+            raise ConfigError(f"{network.backbone} could not be called: {type(error).__name__}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{network.backbone} must give a torch.nn.Module, not a {type(module).__name__}")
+    return mask_network(module, image, preprocessing=preprocessing, density=network.density, seed=seed)
+
+
+def _imported(name: str) -> Callable[..., object]:
+    """The function or class behind `package.module:function`."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = import_module(module_name)
+    except Exception as error:  # importing runs the user's code
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"backbone {name!r}: cannot import module {module_name!r}: {reason}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ConfigError(f"backbone {name!r}: module {module_name!r} has no function {function_name!r}")
+    return cast("Callable[..., object]", function)
+
+
+@contextmanager
+def _working_directory_importable() -> Iterator[None]:
+    """Modules of the current directory can be imported, and the path is as before afterwards."""
+    before = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _preprocessing(config: Config) -> Preprocessing:
