@@ -15,15 +15,17 @@ from torch.nn import functional as F
 
 from etcl_deploy import Learning, Predictor, Preprocessing, learn_sequence, load_bundle, mask_network
 from etcl_deploy.bundle.bundle import save
-from etcl_deploy.config import Config
+from etcl_deploy.config import Config, load_recipe
 from etcl_deploy.errors import ConfigError, NetworkError
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_bundle import bundle_bytes
 from etcl_deploy.export.to_onnx import export_task
+from etcl_deploy.learn import run as runs
 from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.trace import plan_of
 from etcl_deploy.learn.trainer import predict
-from etcl_deploy.train import build_network
+from etcl_deploy.train import build_network, train
 
 IMAGE = (1, 16, 16)
 
@@ -157,7 +159,8 @@ def test_a_planned_network_computes_what_the_module_does(name: str) -> None:
         layer.mask = torch.ones_like(layer.weight, dtype=torch.bool)
     pixels = torch.randint(0, 256, (9, 16, 16, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        expected = features_of(module, Preprocessing(16, 16, 1).normalize(pixels).clone(memory_format=torch.contiguous_format))
+        images = Preprocessing(16, 16, 1).normalize(pixels).clone(memory_format=torch.contiguous_format)
+        expected = features_of(module, images)
         torch.testing.assert_close(network.features(pixels), expected, rtol=1e-5, atol=1e-5)
     assert float(expected.std()) > 0
 
@@ -182,6 +185,9 @@ def check_everywhere(network: MaskedNetwork, directory: Path, size: int = 16) ->
     first = predict(network, "t0", tasks[0].test_x)
     learn_sequence(network, tasks[1:], Learning(epochs=1, batch_size=16, learning_rate=0.01))
     assert torch.equal(predict(network, "t0", tasks[0].test_x), first)
+    runs.save(Run(network, ((0.0,), (0.0, 0.0)), 0.0), Config(), directory / "run")
+    restored, _ = runs.load(directory / "run")
+    assert torch.equal(predict(restored.network, "t0", tasks[0].test_x), first)
     save(directory / "b.etcl", bundle_bytes(network, "mine", {}, {}))
     bundle = load_bundle(directory / "b.etcl")
     assert not bundle.plan.dropouts
@@ -295,6 +301,8 @@ def test_the_preprocessing_must_fit_the_image() -> None:
     """Otherwise the first batch would fail."""
     with pytest.raises(NetworkError, match="the preprocessing gives"):
         mask_network(biased_vgg(), IMAGE, preprocessing=Preprocessing(8, 8, 1))
+    with pytest.raises(NetworkError, match="channels must be 1"):
+        mask_network(nn.Sequential(nn.Conv2d(5, 4, 1), nn.Flatten()), (5, 8, 8))
 
 
 SOURCE = """
@@ -338,6 +346,18 @@ def test_a_backbone_can_be_a_function_of_the_users(project: Path) -> None:
     assert not torch.equal(one.masked_layers["0"].weight, other.masked_layers["0"].weight)
     assert built("nets_of_mine.vision:small").plan.shapes["0"] == (4, 14, 14)
     assert sys.path == path and torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_run_of_the_users_network_needs_no_import_later(project: Path) -> None:
+    """It is trained by name, and loaded again where the module is no longer there."""
+    config = load_recipe("digits").with_values(
+        {"backbone": "nets_of_mine.vision:small", "width": 4, "epochs": 1, "tasks": 1}
+    )
+    trained = train(config, None, project / "run", "cpu", lambda event: None)
+    (project / "nets_of_mine" / "vision.py").unlink()
+    loaded, config = runs.load(project / "run")
+    assert config.network.backbone == "nets_of_mine.vision:small"
+    assert loaded.network.plan == trained.network.plan
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,10 @@ def mask_network(
     its own normalization. Raises NetworkError, naming the layer, for what cannot be masked.
     """
     channels, height, width = image
-    preprocessing = preprocessing or Preprocessing(height, width, channels)
+    try:
+        preprocessing = preprocessing or Preprocessing(height, width, channels)
+    except ValueError as error:
+        raise NetworkError(f"images of {channels} x {height} x {width} cannot be read: {error}") from None
     if preprocessing.shape != (height, width, channels):
         raise NetworkError(f"the preprocessing gives {preprocessing.shape}, not images of {(height, width, channels)}")
     traced = _Trace(module, image)
