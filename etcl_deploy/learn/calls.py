@@ -49,6 +49,7 @@ Reader = Callable[..., Meaning]
 
 
 def refuse_if(condition: bool, reason: str) -> None:
+    """Raise the reason as a ValueError if it applies."""
     if condition:
         raise ValueError(reason)
 
@@ -66,23 +67,28 @@ def simple(op: str) -> Reader:
 
 
 def read_same(input: Value, *_: Any, **__: Any) -> Meaning:
+    """A call that changes nothing."""
     return Meaning((input,))
 
 
 def read_leaky_relu(input: Value, negative_slope: float = 0.01, inplace: bool = False) -> Meaning:
+    """What `F.leaky_relu` means."""
     return Meaning((input,), (Part("leaky_relu", {"slope": float(negative_slope)}),))
 
 
 def read_elu(input: Value, alpha: float = 1.0, inplace: bool = False) -> Meaning:
+    """What `F.elu` means."""
     return Meaning((input,), (Part("elu", {"alpha": float(alpha)}),))
 
 
 def read_gelu(input: Value, approximate: str = "none") -> Meaning:
+    """What `F.gelu` means."""
     refuse_if(approximate != "none", f"approximate={approximate!r}; only the exact one can be")
     return Meaning((input,), (Part("gelu", {}),))
 
 
 def read_dropout(input: Value, p: float = 0.5, training: bool = True, inplace: bool = False) -> Meaning:
+    """What `F.dropout` means."""
     if p == 0 or not training:
         return Meaning((input,))
     percent = round(100 * p)
@@ -100,6 +106,7 @@ def read_max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Meaning:
+    """What `F.max_pool2d` means."""
     refuse_if(pair(dilation) != 1, "its windows have gaps (dilation)")
     refuse_if(return_indices, "it also gives indices (return_indices)")
     return _pool("max_pool2d", input, kernel_size, stride, padding, ceil_mode)
@@ -114,6 +121,7 @@ def read_avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Meaning:
+    """What `F.avg_pool2d` means."""
     refuse_if(pair(padding) != 0 and not count_include_pad, "it does not count its padding (count_include_pad)")
     refuse_if(divisor_override is not None, "it divides by another number (divisor_override)")
     return _pool("avg_pool2d", input, kernel_size, stride, padding, ceil_mode)
@@ -133,6 +141,8 @@ def _pool(
 
 
 def adaptive(op: str) -> Reader:
+    """The reader of adaptive pooling, as the fixed pooling `op` that does the same."""
+
     def read(input: Value, output_size: int | Sequence[int | None] | None, return_indices: bool = False) -> Meaning:
         refuse_if(return_indices, "it also gives indices (return_indices)")
         refuse_if(len(input.shape) != 3, "it does not read a map of channels, height and width")
