@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from etcl_deploy.learn.network import MaskedNetwork
     from etcl_deploy.learn.run import Run
     from etcl_deploy.learn.task import Task
+    from etcl_deploy.learn.trace import mask_network
     from etcl_deploy.learn.trainer import learn_sequence
     from etcl_deploy.plan import Plan
     from etcl_deploy.preprocessing import Preprocessing
@@ -36,6 +37,7 @@ __all__ = [
     "Task",
     "learn_sequence",
     "load_bundle",
+    "mask_network",
 ]
 
 _HOMES = {
@@ -51,6 +53,7 @@ _HOMES = {
     "Task": "learn.task",
     "learn_sequence": "learn.trainer",
     "load_bundle": "bundle.bundle",
+    "mask_network": "learn.trace",
 }
 
 

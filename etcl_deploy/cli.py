@@ -28,6 +28,7 @@ err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 BundleFile = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle, x.etcl.")]
+BACKBONE_HELP = "fcn3, lenet5, alexnet, resnet18, or your own network: package.module:function."
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"], typer.Option(help="Where to learn; auto takes CUDA if there is one.")
@@ -108,7 +109,7 @@ def train(
     recipe: Annotated[str | None, typer.Argument(help="A named experiment, e.g. digits, femnist1, pmnist.")] = None,
     run: Annotated[Path, typer.Option(help="A new directory for the run.")] = ...,  # type: ignore[assignment]
     data: Annotated[Path | None, typer.Option(help="Your own tasks: DIR/<task>/<class>/*.png.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="fcn3 or resnet18.")] = None,
+    backbone: Annotated[str | None, typer.Option(help=BACKBONE_HELP)] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
     density: Annotated[float | None, typer.Option(help="Share of weights a mask keeps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides everything random.")] = None,

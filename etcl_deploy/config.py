@@ -91,7 +91,7 @@ class Network(Section):
     """The backbone all tasks share."""
 
     backbone: str = "resnet18"
-    width: int | None = None  # hidden units (fcn3) or channels of the first stage (resnet18)
+    width: int | None = None  # hidden units (fcn3), or channels of the first convolution; None: as in the paper
     density: float = 0.5  # share of each layer's weights a task's mask selects
 
 
@@ -128,7 +128,7 @@ class Transfer(Section):
     head_energy: float = 0.999  # share of its data's squared norm that an old head's protected space holds
     head_epochs: int = 20  # passes over the new task's features for an old head
     head_rate: float = 0.001  # learning rate of old heads
-    head_agreement: float = 0.97  # an update is kept only if this share of a head's own answers stays the same
+    head_agreement: float = 0.95  # an update is kept only if this share of a head's own answers stays the same
 
 
 @dataclass(frozen=True)

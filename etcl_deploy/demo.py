@@ -26,11 +26,12 @@ from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import predict
+from etcl_deploy.origins import load_tasks
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server, serving
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import load_tasks, train
+from etcl_deploy.train import train
 
 MODEL = "demo"
 CLIENTS = 16  # requests under way at once, so that batches mix tasks
@@ -79,7 +80,7 @@ def run_demo(workdir: Path, report: Report, stage: Callable[[str], None]) -> Dem
     started = time.monotonic()
     with _stopping_on_signals():
         config = load_recipe("digits")
-        tasks, _ = load_tasks(config, None)
+        tasks = load_tasks(config, None)
         run = train(config, None, workdir / "run", "auto", report)
         stage("bundling")
         path = workdir / f"{MODEL}.etcl"

@@ -2,6 +2,7 @@
 
 EtclError
 ├── ConfigError               a recipe, an option or a `--set` value
+├── NetworkError              a network that cannot be masked, with the layer that is why
 ├── DataError                 the user's tasks: folders, classes, image files
 ├── LearningError             training went wrong (a loss that is not finite)
 ├── RunError                  a run directory
@@ -37,6 +38,10 @@ class EtclError(Exception):
 
 class ConfigError(EtclError):
     """A setting that does not exist or cannot have this value."""
+
+
+class NetworkError(EtclError):
+    """A network that cannot be masked."""
 
 
 class DataError(EtclError):

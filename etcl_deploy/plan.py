@@ -7,108 +7,23 @@ concrete, so a plan can be checked before a single tensor is allocated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 
-Shape = tuple[int, ...]
-Settings = Mapping[str, int]
+from etcl_deploy.operations import MAX_ELEMENTS, NORMS, OPERATIONS, Settings, Shape, is_size
 
 INPUT = "image"  # the name under which steps refer to the network's input
 MAX_STEPS = 4096
-MAX_ELEMENTS = 1 << 26  # of one item's activation, or of one weight
 MAX_TOTAL = 1 << 28  # of all of one item's activations, and of all weights
 
 
 class PlanError(ValueError):
     """A plan that does not describe a network; the message names the step."""
-
-
-@dataclass(frozen=True)
-class Operation:
-    """What a kind of step takes, and the shape it gives."""
-
-    inputs: int
-    settings: tuple[str, ...]
-    shape: Callable[..., Shape]
-    weight: Callable[[Settings], Shape] | None = None
-
-
-def _conv2d(s: Settings, x: Shape) -> Shape:
-    channels, height, width = x
-    _expect(channels == s["in"], f"{s['in']} channels, not {channels}")
-    return (s["out"], *(_slide(size, s, s["padding"]) for size in (height, width)))
-
-
-def _pool2d(s: Settings, x: Shape) -> Shape:
-    channels, height, width = x
-    return (channels, _slide(height, s, 0), _slide(width, s, 0))
-
-
-def _linear(s: Settings, x: Shape) -> Shape:
-    _expect(x == (s["in"],), f"{s['in']} features, not {list(x)}")
-    return (s["out"],)
-
-
-def _norm(s: Settings, x: Shape) -> Shape:
-    _expect(x[0] == s["features"], f"{s['features']} channels, not {x[0]}")
-    return x
-
-
-def _add(_: Settings, x: Shape, y: Shape) -> Shape:
-    _expect(x == y, f"two equal shapes, not {list(x)} and {list(y)}")
-    return x
-
-
-def _slide(size: int, s: Settings, padding: int) -> int:
-    _expect(size + 2 * padding >= s["kernel"], f"at least {s['kernel']} pixels, not {size}")
-    return (size + 2 * padding - s["kernel"]) // s["stride"] + 1
-
-
-def _expect(condition: bool, what: str) -> None:
-    if not condition:
-        raise PlanError(f"expects {what}")
-
-
-OPERATIONS: dict[str, Operation] = {
-    "conv2d": Operation(
-        1,
-        ("in", "out", "kernel", "stride", "padding"),
-        _conv2d,
-        weight=lambda s: (s["out"], s["in"], s["kernel"], s["kernel"]),
-    ),
-    "linear": Operation(1, ("in", "out"), _linear, weight=lambda s: (s["out"], s["in"])),
-    "norm": Operation(1, ("features",), _norm),
-    "relu": Operation(1, (), lambda s, x: x),
-    "avg_pool2d": Operation(1, ("kernel", "stride"), _pool2d),
-    "flatten": Operation(1, (), lambda s, x: (prod(x),)),
-    "add": Operation(2, (), _add),
-}
-
-# Steps without state of their own. The rest (convolution, linear, norm) asks whoever runs the plan.
-_STATELESS: dict[str, Callable[..., Tensor]] = {
-    "relu": lambda s, x: F.relu(x),
-    "avg_pool2d": lambda s, x: F.avg_pool2d(x, s["kernel"], s["stride"]),
-    "flatten": lambda s, x: x.flatten(1),
-    "add": lambda s, x, y: x + y,
-}
-
-
-def weigh(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What a convolution or linear step makes of `x` with the given weight."""
-    if step.op == "linear":
-        return F.linear(x, weight, bias)
-    stride, padding = step.settings["stride"], step.settings["padding"]
-    if step.settings["kernel"] == 1 and stride > 1 and padding == 0:
-        # The same result. oneDNN's weight gradient for strided 1x1 convolutions with fewer than 8 channels
-        # writes out of bounds (oneDNN issue 6035): garbage, a crash or a hang, so it is never asked for one.
-        x, stride = x[:, :, ::stride, ::stride], 1
-    return F.conv2d(x, weight, bias, stride, padding)
 
 
 @dataclass(frozen=True)
@@ -142,15 +57,16 @@ class Plan:
             raise PlanError(f"a plan has 1 to {MAX_STEPS} steps, not {len(self.steps)}")
         shapes: dict[str, Shape] = {INPUT: self.input}
         for step in self.steps:
-            try:
-                shapes[step.name] = _check(step, shapes)
-            except (PlanError, ValueError) as error:
-                raise PlanError(f"step {step.name!r} ({step.op}): {error}") from None
+            shapes[step.name] = shape_of(step, shapes)
         weights = sum(prod(step.weight_shape or (0,)) for step in self.steps)
         if max(sum(prod(shape) for shape in shapes.values()), weights) > MAX_TOTAL:
             raise PlanError(f"the network is larger than {MAX_TOTAL} elements")
-        if len(shapes[self.steps[-1].name]) != 1:
-            raise PlanError(f"the last step {self.steps[-1].name!r} must give a flat vector")
+        last = self.steps[-1].name
+        if len(shapes[last]) != 1:
+            raise PlanError(f"the last step {last!r} must give a flat vector")
+        unread = [name for name in shapes if name not in self._last_use and name != last]
+        if unread:
+            raise PlanError(f"nothing reads step {unread[0]!r}")
         return shapes
 
     @property
@@ -166,11 +82,28 @@ class Plan:
     @property
     def norms(self) -> tuple[Step, ...]:
         """The normalization steps."""
-        return tuple(step for step in self.steps if step.op == "norm")
+        return tuple(step for step in self.steps if step.op in NORMS)
+
+    @property
+    def dropouts(self) -> tuple[str, ...]:
+        """The names of the steps that only learning needs."""
+        return tuple(step.name for step in self.steps if step.op == "dropout")
 
     @cached_property
     def _last_use(self) -> dict[str, str]:
         return {name: step.name for step in self.steps for name in step.inputs}
+
+    def without(self, names: Collection[str]) -> Plan:
+        """The plan with these steps of one input left out, and whoever read them reading that input."""
+        source: dict[str, str] = {}
+        kept = []
+        for step in self.steps:
+            inputs = tuple(source.get(name, name) for name in step.inputs)
+            if step.name in names:
+                (source[step.name],) = inputs
+            else:
+                kept.append(Step(step.name, step.op, inputs, step.settings))
+        return Plan(self.input, tuple(kept), self.head_bias)
 
     def run(self, image: Tensor, apply: Callable[[Step, Tensor], Tensor]) -> Tensor:
         """The features of a batch; `apply` does the steps that have weights or statistics."""
@@ -178,7 +111,7 @@ class Plan:
         result = image
         for step in self.steps:
             inputs = [values[name] for name in step.inputs]
-            stateless = _STATELESS.get(step.op)
+            stateless = OPERATIONS[step.op].run
             result = stateless(step.settings, *inputs) if stateless else apply(step, inputs[0])
             values[step.name] = result
             for name in step.inputs:
@@ -187,11 +120,19 @@ class Plan:
         return result
 
     def as_json(self) -> dict[str, Any]:
-        """The plan as plain lists, strings and whole numbers."""
+        """The plan as plain lists, strings and numbers."""
         return {
             "input": list(self.input),
             "head_bias": self.head_bias,
-            "steps": [[step.name, step.op, list(step.inputs), dict(step.settings)] for step in self.steps],
+            "steps": [
+                [
+                    step.name,
+                    step.op,
+                    list(step.inputs),
+                    {key: list(v) if isinstance(v, tuple) else v for key, v in step.settings.items()},
+                ]
+                for step in self.steps
+            ],
         }
 
     @classmethod
@@ -201,36 +142,46 @@ class Plan:
             channels, height, width = value["input"]
             plan = cls(
                 (channels, height, width),
-                tuple(Step(n, op, tuple(i), dict(s)) for n, op, i, s in value["steps"]),
+                tuple(Step(name, op, tuple(i), _settings(s)) for name, op, i, s in value["steps"]),
                 value["head_bias"],
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise PlanError(f"a plan has input, steps and head_bias ({error!r})") from None
-        if type(plan.head_bias) is not bool or not all(_is_size(size) for size in plan.input):
+        if type(plan.head_bias) is not bool or not all(is_size(size) for size in plan.input):
             raise PlanError("input must be three sizes and head_bias true or false")
         _ = plan.shapes
         return plan
 
 
-def _check(step: Step, shapes: Mapping[str, Shape]) -> Shape:
-    """The shape `step` gives, once its name, inputs and settings are known to make sense."""
+def shape_of(step: Step, shapes: Mapping[str, Shape]) -> Shape:
+    """The shape `step` gives after steps that gave `shapes`. Raises PlanError if it does not fit there."""
+    try:
+        return _checked(step, shapes)
+    except ValueError as error:
+        raise PlanError(f"step {step.name!r} ({step.op}): {error}") from None
+
+
+def _settings(value: Mapping[str, Any]) -> Settings:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in value.items()}
+
+
+def _checked(step: Step, shapes: Mapping[str, Shape]) -> Shape:
     if not isinstance(step.name, str) or not step.name or step.name in shapes:
-        raise PlanError("a step needs a name of its own")
+        raise ValueError("a step needs a name of its own")
     operation = OPERATIONS.get(step.op) if isinstance(step.op, str) else None
     if operation is None:
-        raise PlanError(f"unknown operation; known: {', '.join(OPERATIONS)}")
-    if len(step.inputs) != operation.inputs or any(name not in shapes for name in step.inputs):
-        raise PlanError(f"takes {operation.inputs} earlier steps, not {list(step.inputs)}")
+        raise ValueError(f"unknown operation; known: {', '.join(OPERATIONS)}")
+    least, most = operation.inputs
+    known = all(isinstance(name, str) and name in shapes for name in step.inputs)
+    if not known or not least <= len(step.inputs) <= most:
+        count = least if least == most else f"{least} to {most}"
+        raise ValueError(f"takes {count} earlier steps, not {list(step.inputs)}")
     if set(step.settings) != set(operation.settings):
-        raise PlanError(f"has the settings {list(operation.settings)}, not {list(step.settings)}")
-    for key, value in step.settings.items():
-        if not (_is_size(value) or (key == "padding" and value == 0 and type(value) is int)):
-            raise PlanError(f"{key} must be a whole number from 1, not {value!r}")
+        raise ValueError(f"has the settings {list(operation.settings)}, not {list(step.settings)}")
+    for key, setting in operation.settings.items():
+        if not setting.accepts(step.settings[key]):
+            raise ValueError(f"{key} must be {setting.meaning}, not {step.settings[key]!r}")
     shape = operation.shape(step.settings, *(shapes[name] for name in step.inputs))
     if max(prod(shape), prod(step.weight_shape or ())) > MAX_ELEMENTS:
-        raise PlanError(f"is larger than {MAX_ELEMENTS} elements")
+        raise ValueError(f"is larger than {MAX_ELEMENTS} elements")
     return shape
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and 0 < value < 1 << 31

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import signal
 import threading
 import time
@@ -13,53 +11,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from etcl_deploy.atomic import locked
+from etcl_deploy.build import build_network, choose_device
 from etcl_deploy.config import Config
-from etcl_deploy.data.arrays import data_root
-from etcl_deploy.data.folders import load_folder
-from etcl_deploy.data.sequences import load_sequence
-from etcl_deploy.errors import ConfigError, DataError, RunError
+from etcl_deploy.errors import RunError
 from etcl_deploy.learn import directory as directories
-from etcl_deploy.learn.backbones import BACKBONES
 from etcl_deploy.learn.directory import Origin
 from etcl_deploy.learn.events import Event, Report, StepDone, TaskDone
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import check_tasks, learn_sequence
-from etcl_deploy.plan import PlanError
-from etcl_deploy.preprocessing import Preprocessing
-
-Note = Callable[[str], None]
-
-
-def load_tasks(config: Config, data: Path | None, root: Path | None = None) -> tuple[list[Task], tuple[Path, ...]]:
-    """The tasks of a folder, or of the config's sequence; and the files that were no images."""
-    images = config.images
-    preprocessing = _preprocessing(config)
-    if data is None:
-        return load_sequence(config.sequence, preprocessing, data_root(root))[: config.tasks], ()
-    found = load_folder(data, preprocessing, images.test_share, config.learning.seed, config.tasks)
-    return list(found.tasks), found.ignored
-
-
-def build_network(config: Config) -> MaskedNetwork:
-    """A network with fresh weights and scores, as the config describes it."""
-    network = config.network
-    if network.backbone not in BACKBONES:
-        raise ConfigError(f"unknown backbone {network.backbone!r}; known: {', '.join(sorted(BACKBONES))}")
-    preprocessing = _preprocessing(config)
-    image = (preprocessing.channels, preprocessing.height, preprocessing.width)
-    width = {} if network.width is None else {"width": network.width}
-    try:
-        plan = BACKBONES[network.backbone](image, **width)
-        _ = plan.shapes
-    except PlanError as error:
-        raise ConfigError(f"{network.backbone} does not fit images of {image}: {error}") from None
-    generator = torch.Generator().manual_seed(config.learning.seed)
-    return MaskedNetwork(plan, preprocessing, network.density, generator)
+from etcl_deploy.origins import Note, load_tasks, origin_of, tasks_of
 
 
 def train(
@@ -78,9 +40,9 @@ def train(
     """
     directories.check_free(directory)
     network = build_network(config).to(choose_device(device))
-    tasks = _found(config, data, root, note)
+    tasks = load_tasks(config, data, note, root)
     check_tasks(network, tasks)
-    origins = (_origin(data, tasks),)
+    origins = (origin_of(tasks, data),)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         directories.save(Run(network), config, origins, directory)
@@ -93,7 +55,7 @@ def resume(
     """Go on with a run from where it was left; it ends with the bytes it would have had."""
     with locked(directory):
         stored = directories.load(directory, choose_device(device), finished=False)
-        tasks = _tasks_of(stored, note, root)
+        tasks = tasks_of(stored, note, root)
         return _go_on(stored.run, stored.config, stored.origins, tasks, directory, report, note), stored.config
 
 
@@ -108,21 +70,12 @@ def add(
             raise RunError(
                 f"{directory} has not learned {waiting[0]!r} yet; first: etcl train --run {directory} --resume"
             )
-        new = _found(replace(stored.config, tasks=None), data, root, note)
+        new = load_tasks(replace(stored.config, tasks=None), data, note, root)
         check_tasks(stored.run.network, new)
-        origins = (*stored.origins, _origin(data, new))
-        tasks = [*_tasks_of(stored, note, root), *new]
+        origins = (*stored.origins, origin_of(new, data))
+        tasks = [*tasks_of(stored, note, root), *new]
         directories.save(stored.run, stored.config, origins, directory)
         return _go_on(stored.run, stored.config, origins, tasks, directory, report, note), stored.config
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one; asking for CUDA where there is none is an error."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("no CUDA device is available here; use --device cpu or auto")
-    return torch.device(name)
 
 
 def _go_on(
@@ -197,52 +150,3 @@ def _logged(event: Event) -> dict[str, Any]:
     else:
         values = asdict(event)
     return {"event": type(event).__name__, "time": time.time(), **values}
-
-
-def _found(config: Config, data: Path | None, root: Path | None, note: Note) -> list[Task]:
-    tasks, ignored = load_tasks(config, data, root)
-    if ignored:
-        note(f"left out {len(ignored)} files that are not images, first {ignored[0]}")
-    return tasks
-
-
-def _tasks_of(stored: directories.Stored, note: Note, root: Path | None) -> list[Task]:
-    """The tasks a run was made from, as far as they are still there; those it has yet to learn must be."""
-    found: list[Task] = []
-    for origin in stored.origins:
-        needed = [name for name in origin.tasks if name not in stored.run.tasks]
-        folder = Path(origin.folder) if origin.folder else None
-        try:
-            tasks, _ = load_tasks(
-                stored.config if origin is stored.origins[0] else replace(stored.config, tasks=None), folder, root
-            )
-            found += [_unchanged(task, origin) for task in tasks if task.name in origin.tasks]
-        except DataError as error:
-            if needed:
-                raise
-            note(f"{error}. Accuracy of those tasks is carried over, where their heads do not change")
-    return found
-
-
-def _unchanged(task: Task, origin: Origin) -> Task:
-    if digest(task) != origin.tasks[task.name]:
-        raise DataError(f"the items of task {task.name!r} are not those the run began with; put them back to go on")
-    return task
-
-
-def _origin(data: Path | None, tasks: Sequence[Task]) -> Origin:
-    return Origin(str(data.absolute()) if data else None, {task.name: digest(task) for task in tasks})
-
-
-def digest(task: Task) -> str:
-    """A task's classes and items as a SHA-256."""
-    found = hashlib.sha256(json.dumps([task.name, task.classes]).encode())
-    for tensor in (task.train_x, task.train_y, task.test_x, task.test_y):
-        found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(tensor.contiguous().numpy().data)
-    return found.hexdigest()
-
-
-def _preprocessing(config: Config) -> Preprocessing:
-    images = config.images
-    return Preprocessing(images.size, images.size, images.channels, images.mean, images.std)

@@ -11,6 +11,7 @@ from etcl_deploy.bundle import bundle
 from etcl_deploy.bundle.codec import pack
 from etcl_deploy.learn import masks
 from etcl_deploy.learn.network import MaskedNetwork, TaskState
+from etcl_deploy.plan import Plan
 
 
 def bundle_bytes(
@@ -25,17 +26,18 @@ def bundle_bytes(
         step: torch.where(layer.claimed, layer.weight.detach(), 0)
         for step, layer in network.masked_layers.items()
     }
-    tasks = {name: _bundled(state, accuracies.get(name)) for name, state in network.finished.items()}
-    return bundle.to_bytes(backbone, network.plan, network.preprocessing, weights, tasks, about)
+    plan = network.plan.without(network.plan.dropouts)
+    tasks = {name: _bundled(plan, state, accuracies.get(name)) for name, state in network.finished.items()}
+    return bundle.to_bytes(backbone, plan, network.preprocessing, weights, tasks, about)
 
 
-def _bundled(state: TaskState, accuracy: float | None) -> bundle.BundledTask:
+def _bundled(plan: Plan, state: TaskState, accuracy: float | None) -> bundle.BundledTask:
     return bundle.BundledTask(
         state.name,
         state.classes,
         masks.density(state.masks.values()),
         accuracy,
         {step: pack(mask) for step, mask in state.masks.items()},
-        {step: norm.as_affine() for step, norm in state.norms.items()},
+        {step.name: state.norms[step.name].as_affine(step.settings["eps"]) for step in plan.norms},
         state.head,
     )

@@ -1,28 +1,27 @@
 """One task of a bundle as a stand-alone ONNX file.
 
 The graph is written from the plan, step by step, rather than traced: it takes milliseconds, holds exactly the
-operators below, and has no dependency on the exporter of one torch version. Nothing is believed: every file is run
-in onnxruntime and compared before it gets its name.
+operators of `operators.py`, and has no dependency on the exporter of one torch version. Nothing is believed: every
+file is run in onnxruntime and compared before it gets its name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from torch import Tensor
 
 from etcl_deploy import atomic
 from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.errors import ExportError
+from etcl_deploy.export.operators import Graph, write_linear, write_step
 from etcl_deploy.export.parity import Parity, check_parity, seeded_images
-from etcl_deploy.plan import INPUT, Settings, Step
+from etcl_deploy.plan import INPUT
 from etcl_deploy.runtime.subnet import Subnet, materialize
 
 OPSET = 17  # the oldest with everything used here, so the widest choice of devices
@@ -58,49 +57,16 @@ def export_task(bundle: Bundle, task: str, path: str | Path, pixels: Tensor | No
     return OnnxReport(str(path), task, path.stat().st_size, OPSET, parity)
 
 
-class _Graph:
-    """Nodes and initializers, added in order."""
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
-
-    def constant(self, name: str, value: Tensor | np.ndarray) -> str:
-        array = value.numpy() if isinstance(value, Tensor) else value
-        self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        return name
-
-    def add(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        self.nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
-        return output
-
-
-def _conv(s: Settings) -> dict[str, list[int]]:
-    return {"strides": [s["stride"]] * 2, "pads": [s["padding"]] * 4}
-
-
-def _pool(s: Settings) -> dict[str, list[int]]:
-    return {"kernel_shape": [s["kernel"]] * 2, "strides": [s["stride"]] * 2}
-
-
-# Plan operation -> ONNX operator and its attributes, for steps that need nothing but their inputs and weights.
-OPERATORS: dict[str, tuple[str, Callable[[Settings], dict[str, list[int]]]]] = {
-    "conv2d": ("Conv", _conv),
-    "relu": ("Relu", lambda s: {}),
-    "avg_pool2d": ("AveragePool", _pool),
-    "flatten": ("Flatten", lambda s: {}),
-    "add": ("Add", lambda s: {}),
-}
-
-
 def _model(bundle: Bundle, task: str, subnet: Subnet) -> onnx.ModelProto:
-    graph = _Graph()
+    graph = Graph()
     names = {INPUT: _normalize(graph, subnet)}
     for step in subnet.plan.steps:
         inputs = [names[name] for name in step.inputs]
-        names[step.name] = _write_step(graph, step, f"step/{step.name}", inputs, subnet)
+        weight, bias = (subnet.weights.get(f"{step.name}.{part}") for part in ("weight", "bias"))
+        shape = subnet.plan.shapes[step.name]
+        names[step.name] = write_step(graph, step, f"step/{step.name}", inputs, shape, weight, bias)
     features = names[subnet.plan.steps[-1].name]
-    logits = _linear(graph, features, "logits", subnet.head["weight"], subnet.head.get("bias"))
+    logits = write_linear(graph, features, "logits", subnet.head["weight"], subnet.head.get("bias"))
     graph.add("Softmax", [logits], "probabilities", axis=1)
     height, width, channels = bundle.preprocessing.shape
     classes = len(bundle.task(task).classes)
@@ -125,42 +91,13 @@ def _model(bundle: Bundle, task: str, subnet: Subnet) -> onnx.ModelProto:
     return model
 
 
-def _normalize(graph: _Graph, subnet: Subnet) -> str:
+def _normalize(graph: Graph, subnet: Subnet) -> str:
     """uint8 NHWC to float NCHW, scaled and shifted as the preprocessing says."""
     x = graph.add("Cast", ["image"], "image_float", to=TensorProto.FLOAT)
     x = graph.add("Transpose", [x], "image_nchw", perm=[0, 3, 1, 2])
     scale = graph.constant("image_scale", np.array(subnet.preprocessing.scale, np.float32))
     shift = graph.constant("image_shift", np.array(subnet.preprocessing.shift, np.float32))
     return graph.add("Add", [graph.add("Mul", [x, scale], "image_scaled"), shift], "image_normal")
-
-
-def _write_step(graph: _Graph, step: Step, name: str, inputs: list[str], subnet: Subnet) -> str:
-    weight, bias = (
-        subnet.weights.get(f"{step.name}.weight"),
-        subnet.weights.get(f"{step.name}.bias"),
-    )
-    if step.op == "linear":
-        assert weight is not None
-        return _linear(graph, inputs[0], name, weight, bias)
-    if step.op == "norm":
-        assert weight is not None and bias is not None
-        shape = (1, -1) + (1,) * (len(subnet.plan.shapes[step.name]) - 1)
-        scale = graph.constant(f"{name}.weight", weight.view(shape))
-        shift = graph.constant(f"{name}.bias", bias.view(shape))
-        scaled = graph.add("Mul", [inputs[0], scale], f"{name}.scaled")
-        return graph.add("Add", [scaled, shift], name)
-    operator, attributes = OPERATORS[step.op]
-    for part, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is not None:
-            inputs.append(graph.constant(f"{name}.{part}", tensor))
-    return graph.add(operator, inputs, name, **attributes(step.settings))
-
-
-def _linear(graph: _Graph, x: str, name: str, weight: Tensor, bias: Tensor | None) -> str:
-    inputs = [x, graph.constant(f"{name}.weight", weight)]
-    if bias is not None:
-        inputs.append(graph.constant(f"{name}.bias", bias))
-    return graph.add("Gemm", inputs, name, transB=1)
 
 
 def _metadata(bundle: Bundle, task: str) -> dict[str, str]:

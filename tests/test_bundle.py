@@ -16,7 +16,7 @@ from etcl_deploy.bundle.codec import unpack
 from etcl_deploy.bundle.summary import summarize
 from etcl_deploy.deploy import bundle_run
 from etcl_deploy.errors import BundleError, UnknownTaskError
-from etcl_deploy.learn import run as runs
+from etcl_deploy.learn.directory import load
 from etcl_deploy.train import train
 
 
@@ -42,8 +42,8 @@ def test_a_bundle_holds_what_was_learned(learned: Learned) -> None:
 
 def test_same_run_same_bytes(learned: Learned, tmp_path: Path) -> None:
     """Bundling again, also from the saved run, gives the same file."""
-    run, config = runs.load(learned.directory)
-    bundle_run(run, config, tmp_path / "again.etcl")
+    stored = load(learned.directory)
+    bundle_run(stored.run, stored.config, tmp_path / "again.etcl")
     assert (tmp_path / "again.etcl").read_bytes() == learned.path.read_bytes()
 
 

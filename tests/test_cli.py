@@ -194,7 +194,7 @@ def test_wrong_input_is_one_line_and_exit_code_1(learned: Learned, tmp_path: Pat
     """What was found, where, and what would be right."""
     run = tmp_path / "run"
     assert "known: digits" in fails("train", "mnist", "--run", run)
-    assert "known: fcn3, resnet18" in fails("train", "digits", "--run", run, "--backbone", "vgg")
+    assert "known: alexnet, fcn3, lenet5, resnet18" in fails("train", "digits", "--run", run, "--backbone", "vgg")
     assert "must be above 0" in fails("train", "digits", "--run", run, "--density", 0)
     assert "unknown setting 'epoch'" in fails("train", "digits", "--run", run, "--set", "epoch=3")
     assert "already holds a run" in fails("train", "digits", "--run", learned.directory)

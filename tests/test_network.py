@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from etcl_deploy.config import Config, Learning
+from etcl_deploy.build import build_network
+from etcl_deploy.config import Config, Learning, Transfer
 from etcl_deploy.errors import LearningError, UnknownTaskError
 from etcl_deploy.learn.events import EpochDone, Event, TaskDone
 from etcl_deploy.learn.layers import MaskedLayer
@@ -16,7 +18,6 @@ from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence, predict
 from etcl_deploy.plan import Step
-from etcl_deploy.train import build_network
 
 
 def make_tasks(count: int, items: int = 33, size: int = 16) -> list[Task]:
@@ -36,10 +37,11 @@ def small(backbone: str, **values: object) -> MaskedNetwork:
     return build_network(Config().with_values(settings))
 
 
+PLAIN = Learning(epochs=2, batch_size=16, weight_decay=0.1, validation_share=0, transfer=Transfer(backward="off"))
 OPTIMIZERS = [
-    Learning(epochs=2, batch_size=16, optimizer="sgd", momentum=0.9, weight_decay=0.1, learning_rate=0.05),
-    Learning(epochs=2, batch_size=16, optimizer="adam", weight_decay=0.1, learning_rate=0.01),
-    Learning(epochs=2, batch_size=16, optimizer="adam", weight_decay=0.1, learning_rate=0.01, scores="fresh"),
+    replace(PLAIN, optimizer="sgd", momentum=0.9, learning_rate=0.05),
+    replace(PLAIN, optimizer="adam", learning_rate=0.01),
+    replace(PLAIN, optimizer="adam", learning_rate=0.01, scores="fresh"),
 ]
 
 

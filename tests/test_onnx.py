@@ -11,6 +11,7 @@ from conftest import Learned
 
 from etcl_deploy.errors import ExportError, ParityError, UnknownTaskError
 from etcl_deploy.export import to_onnx
+from etcl_deploy.export.operators import Graph
 from etcl_deploy.export.parity import seeded_images, session
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.trainer import predict
@@ -54,7 +55,7 @@ def test_an_export_that_differs_is_deleted(learned: Learned, tmp_path: Path, mon
     path = tmp_path / "t.onnx"
     path.write_bytes(b"earlier")
 
-    def broken(graph: to_onnx._Graph, subnet: Subnet) -> str:
+    def broken(graph: Graph, subnet: Subnet) -> str:
         return graph.add("Transpose", [graph.add("Cast", ["image"], "f", to=1)], "x", perm=[0, 3, 1, 2])
 
     monkeypatch.setattr(to_onnx, "_normalize", broken)

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from etcl_deploy.learn.backbones import BACKBONES, resnet18
-from etcl_deploy.plan import Plan, PlanError, Step, weigh
+from etcl_deploy.operations import weigh
+from etcl_deploy.plan import Plan, PlanError, Step
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))
@@ -27,7 +28,39 @@ def test_resnet18_has_the_stated_size() -> None:
     assert plan.features == 640
 
 
-@pytest.mark.parametrize("size", [16, 20, 28, 32, 40, 56])
+def test_lenet5_has_the_stated_size() -> None:
+    """Convolutions of 20 and 50 channels, linear layers of 800 and 500, nothing normalized."""
+    plan = BACKBONES["lenet5"]((3, 32, 32))
+    shapes = {step.name: step.weight_shape for step in plan.masked}
+    assert shapes == {"conv1": (20, 3, 5, 5), "conv2": (50, 20, 5, 5), "fc1": (800, 50 * 8 * 8), "fc2": (500, 800)}
+    assert (plan.features, plan.head_bias, plan.norms, plan.dropouts) == (500, True, (), ())
+
+
+def test_alexnet_has_the_stated_size() -> None:
+    """Convolutions of 64, 128 and 256 channels, two linear layers of 2048, each normalized and dropped from."""
+    plan = BACKBONES["alexnet"]((3, 32, 32))
+    shapes = [step.weight_shape for step in plan.masked]
+    assert shapes == [(64, 3, 4, 4), (128, 64, 3, 3), (256, 128, 2, 2), (2048, 256 * 2 * 2), (2048, 2048)]
+    assert [step.settings["percent"] for step in plan.steps if step.op == "dropout"] == [20, 20, 50, 50, 50]
+    assert (plan.features, plan.head_bias, len(plan.norms)) == (2048, False, 5)
+
+
+def test_images_too_small_for_a_network_name_the_step() -> None:
+    """AlexNet's third convolution has nothing left of 12 pixels to look at; LeNet-5 takes any size."""
+    with pytest.raises(PlanError, match=r"step 'conv3' \(conv2d\): expects at least 2 pixels, not 1"):
+        BACKBONES["alexnet"]((3, 12, 12))
+    assert BACKBONES["lenet5"]((1, 1, 1), width=1).features == 25
+
+
+@pytest.mark.parametrize("image", [(1, 16, 24), (1, 8, 40), (3, 1, 1)])
+def test_resnet18_takes_images_that_are_not_square(image: tuple[int, int, int]) -> None:
+    """Each side is pooled to two pixels, or stays at one."""
+    plan = resnet18(image, width=2)
+    *_, height, width = plan.shapes[plan.steps[-1].inputs[0]]
+    assert (height, width) == (min(2, -(-image[1] // 8)), min(2, -(-image[2] // 8)))
+
+
+@pytest.mark.parametrize("size", [20, 28, 32, 40, 56])
 def test_pooling_is_adaptive_pooling_to_2x2(size: int) -> None:
     """The plan's fixed pooling gives what adaptive pooling gives, for every input size."""
     plan = resnet18((1, size, size), width=2)
@@ -37,22 +70,23 @@ def test_pooling_is_adaptive_pooling_to_2x2(size: int) -> None:
     torch.testing.assert_close(pooled, F.adaptive_avg_pool2d(x, 2))
 
 
+@pytest.mark.parametrize("stride", [2, (1, 2), (2, 1)])
 @pytest.mark.parametrize("channels", [1, 3, 6, 8])
-def test_strided_1x1_convolutions_have_the_right_gradient(channels: int) -> None:
+def test_strided_1x1_convolutions_have_the_right_gradient(channels: int, stride: int | tuple[int, int]) -> None:
     """Few channels, channels last: the case in which the library underneath computes garbage."""
-    step = Step("c", "conv2d", ("image",), {"in": channels, "out": 12, "kernel": 1, "stride": 2, "padding": 0})
+    sizes = {"in": channels, "out": 12, "kernel": 1, "stride": stride, "padding": 0, "dilation": 1, "groups": 1}
     x = torch.randn(8, channels, 16, 16).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(12, channels, 1, 1, requires_grad=True)
     exact = weight.detach().double().requires_grad_()
-    weigh(step, x, weight).square().sum().backward()
-    F.conv2d(x.double(), exact, None, 2).square().sum().backward()
+    weigh("conv2d", sizes, x, weight).square().sum().backward()
+    F.conv2d(x.double(), exact, None, stride).square().sum().backward()
     assert weight.grad is not None and exact.grad is not None
     torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_a_network_too_large_as_a_whole_is_refused() -> None:
     """No step is too large by itself, all together are."""
-    sizes = {"in": 1, "out": 8, "kernel": 1, "stride": 1, "padding": 0}
+    sizes = {"in": 1, "out": 8, "kernel": 1, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
     steps = [Step(f"c{number}", "conv2d", ("image",), sizes) for number in range(9)]
     plan = Plan((1, 2048, 2048), (*steps, Step("f", "flatten", ("c0",), {})), head_bias=False)
     with pytest.raises(PlanError, match="the network is larger than"):

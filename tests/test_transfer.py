@@ -73,12 +73,12 @@ def test_an_improved_head_answers_as_before_inside_its_own_space() -> None:
 
 def test_a_head_that_would_lose_is_left_alone() -> None:
     """Labels that contradict what an old head knows: the update is tried, seen to do harm, and dropped."""
-    network, tasks = small("fcn3"), make_tasks(2, items=90)
-    run, _ = learn(network, tasks, replace(ALL_SIMILAR, transfer=Transfer(backward="off"), epochs=8))
+    network, tasks = small("fcn3", width=30), make_tasks(2, items=90)
+    settings = Transfer(backward="off", head_rate=0.1, head_energy=0.5)
+    run, _ = learn(network, tasks, replace(ALL_SIMILAR, transfer=settings, epochs=8))
     before = network.finished["t0"].head["weight"].clone()
     wrong = Items(tasks[1].train_x, (tasks[1].train_y + 1) % 3)
     right = Items(tasks[1].test_x, tasks[1].test_y)
-    settings = Transfer(head_rate=0.1, head_energy=0.5)
     state = network.finished["t0"]
     (change,) = improve_heads(network, "t1", [state], wrong, right, run.knowledge, settings, torch.Generator())
     assert change.kept == 0

@@ -18,7 +18,8 @@ Sections, with `<step>` a step of the plan and `<i>` a task's position in `tasks
 
     backbone/<step>           F32, the weight; 0 where no task selects it
     task/<i>/mask/<step>      U8, packed bits
-    task/<i>/norm/<step>      F32 [2, channels]: what the frozen normalization multiplies by, what it adds
+    task/<i>/norm/<step>      F32 [2, features]: what the frozen normalization multiplies by, what it adds; a group
+                              or layer norm divides by the item's own deviation first
     task/<i>/head/weight      F32 [classes, features]
     task/<i>/head/bias        F32 [classes], where the plan has `head_bias`
 

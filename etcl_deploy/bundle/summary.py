@@ -43,6 +43,8 @@ def summarize(bundle: Bundle, path: Path) -> dict[str, Any]:
 
 
 def separate_bytes(bundle: Bundle) -> int:
-    """Bytes of the same tasks as separate dense fp32 networks: backbone, normalization (4 a channel) and head."""
+    """Bytes of the same tasks as separate dense fp32 networks: backbone, normalization and head."""
     backbone = sum(weight.nbytes for weight in bundle.weights.values())
-    return sum(backbone + 2 * task.sizes()["norm"] + task.sizes()["head"] for task in bundle.tasks.values())
+    # Batch norm has scale, shift, mean and variance, of which a bundle keeps two; group and layer norm have just two.
+    folded = sum(2 * 4 * step.settings["features"] for step in bundle.plan.norms if step.op == "norm")
+    return sum(backbone + task.sizes()["norm"] + folded + task.sizes()["head"] for task in bundle.tasks.values())

@@ -28,13 +28,18 @@ def pull_target(states: Sequence[TaskState]) -> Tensor | None:
     """The mean direction of the tasks' heads; None of no task."""
     if not states:
         return None
-    weights = [state.head["weight"] for state in states]
-    return torch.stack([weight / torch.linalg.vector_norm(weight) for weight in weights]).mean(0)
+    total = torch.zeros_like(states[0].head["weight"])
+    for state in states:
+        total += state.head["weight"] / torch.linalg.vector_norm(state.head["weight"])
+    return total / len(states)
 
 
 def pull(target: Tensor, weight: Tensor) -> Tensor:
     """The mean over the tasks behind `target` of `1 - cos(their head, weight)`: the second part of Eq. Lsim."""
-    return 1 - (target * weight).sum() / torch.linalg.vector_norm(weight).clamp_min(torch.finfo(weight.dtype).tiny)
+    distance: Tensor = 1 - (target * weight).sum() / torch.linalg.vector_norm(weight).clamp_min(
+        torch.finfo(weight.dtype).tiny
+    )
+    return distance
 
 
 def improve_heads(

@@ -89,7 +89,8 @@ class Comparer:
     @torch.no_grad()
     def original(self, items: Tensor) -> Signature:
         """The signature of a sample before anything is learned."""
-        self.untrained.train()  # the sample's own statistics: this network has no others
+        self.untrained.eval()
+        self.untrained.norms.train()  # the sample's own statistics: this network has no others
         features = self.untrained.features(items.to(self.network.device))
         return self.distance.describe(features.cpu(), self.settings.energy)
 

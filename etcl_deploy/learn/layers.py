@@ -1,7 +1,7 @@
 """The layers of a backbone that many tasks share.
 
 MaskedLayer:  y = layer(x; W * m)       one weight W, one mask m per task
-TaskNorm:     y = gamma_t * (x - mean_t) / std_t + beta_t
+TaskNorm:     y = gamma_t * (x - mean) / std + beta_t      batch norm: mean_t and std_t are the task's too
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etcl_deploy.learn.masks import keep_top, reselect, union
-from etcl_deploy.plan import Step, weigh
+from etcl_deploy.operations import normalize, weigh
+from etcl_deploy.plan import Step
 
 
 class _Select(torch.autograd.Function):
@@ -33,7 +34,7 @@ class _Select(torch.autograd.Function):
 
 
 class MaskedLayer(nn.Module):
-    """A convolution or linear layer whose weight a mask thins out.
+    """A convolution, linear layer or bias whose weight a mask thins out.
 
     `mask` set: that mask is used. `mask` None: it is chosen from the scores, and learned with them; `borrowed` set:
     that mask is looked through instead, while gradients still reach the scores.
@@ -57,14 +58,15 @@ class MaskedLayer(nn.Module):
         self.scores = nn.Parameter(torch.empty(step.weight_shape))
         self.register_buffer("claimed", torch.zeros(step.weight_shape, dtype=torch.bool))
         self.register_buffer("_frozen", torch.zeros(step.weight_shape), persistent=False)
-        bound = math.sqrt(6 / math.prod(step.weight_shape[1:]))
+        # A bias starts at zero, as if it were not there.
+        bound = math.sqrt(6 / math.prod(step.weight_shape[1:])) if step.op != "bias" else 0.0
         with torch.no_grad():
             self.weight.uniform_(-bound, bound, generator=generator)
         self.draw_scores(generator)
 
     def draw_scores(self, generator: torch.Generator) -> None:
         """Start the scores anew."""
-        bound = 1 / math.sqrt(math.prod(self.scores.shape[1:]))
+        bound = 1 / math.sqrt(math.prod(self.scores.shape[1:] or self.scores.shape))
         fresh = torch.empty(self.scores.shape).uniform_(-bound, bound, generator=generator)
         with torch.no_grad():
             self.scores.copy_(fresh)
@@ -104,31 +106,31 @@ class MaskedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's answer under the selected mask."""
-        return weigh(self.step, x, self.effective_weight())
+        return weigh(self.step.op, self.step.settings, x, self.effective_weight())
 
 
 @dataclass(frozen=True)
 class Norm:
-    """One task's state of one normalization layer, each `[channels]`."""
+    """One task's state of one normalization layer, each `[features]`; group and layer norm have no mean and var."""
 
     gamma: Tensor
     beta: Tensor
     mean: Tensor
     var: Tensor
 
-    EPSILON = 1e-5
-
-    def as_affine(self) -> Tensor:
-        """`[2, channels]`: what the frozen layer multiplies by and what it adds."""
-        scale = self.gamma / torch.sqrt(self.var + self.EPSILON)
+    def as_affine(self, eps: float) -> Tensor:
+        """`[2, features]`: what the frozen layer multiplies by and what it adds."""
+        if not len(self.var):
+            return torch.stack([self.gamma, self.beta])
+        scale = self.gamma / torch.sqrt(self.var + eps)
         return torch.stack([scale, self.beta - self.mean * scale])
 
 
 class TaskNorm(nn.Module):
-    """Batch normalization whose statistics and scale belong to the selected task.
+    """Batch, group or layer normalization whose scale, and statistics if any, belong to the selected task.
 
-    In training it uses the batch's statistics; afterwards the task's own, so that an answer never depends on
-    its neighbours in a batch.
+    In training batch norm uses the batch's statistics; afterwards the task's own, so that an answer never depends
+    on its neighbours in a batch. Group and layer norm look at one item only: they keep no statistics.
     """
 
     gamma: nn.Parameter
@@ -136,20 +138,23 @@ class TaskNorm(nn.Module):
     mean: Tensor
     var: Tensor
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__()
+        self.step = step
+        features = step.settings["features"]
+        kept = features if step.op == "norm" else 0
         self.gamma = nn.Parameter(torch.ones(features))
         self.beta = nn.Parameter(torch.zeros(features))
-        self.register_buffer("mean", torch.zeros(features))
-        self.register_buffer("var", torch.ones(features))
+        self.register_buffer("mean", torch.zeros(kept))
+        self.register_buffer("var", torch.ones(kept))
 
     def bind(self, norm: Norm | None, *, trainable: bool = False) -> None:
         """Use a finished task's state, as it is or as a start to learn from; None starts afresh."""
         norm = norm or Norm(
-            torch.ones_like(self.mean),
+            torch.ones_like(self.gamma),
+            torch.zeros_like(self.beta),
             torch.zeros_like(self.mean),
-            torch.zeros_like(self.mean),
-            torch.ones_like(self.mean),
+            torch.ones_like(self.var),
         )
         # A copy, so that learning never reaches the state of a finished task.
         gamma, beta, mean, var = (t.clone() if trainable else t for t in (norm.gamma, norm.beta, norm.mean, norm.var))
@@ -163,7 +168,10 @@ class TaskNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x`, normalized."""
+        op, settings = self.step.op, self.step.settings
+        if op != "norm":
+            return normalize(op, settings, x, self.gamma, self.beta)
         # In training the batch's own statistics are used and a running mean of them is kept, to look at validation
         # items by; `MaskedNetwork.finish` replaces it by the statistics of all the items.
         momentum = 0.1 if self.training else 0.0
-        return F.batch_norm(x, self.mean, self.var, self.gamma, self.beta, self.training, momentum, Norm.EPSILON)
+        return F.batch_norm(x, self.mean, self.var, self.gamma, self.beta, self.training, momentum, settings["eps"])

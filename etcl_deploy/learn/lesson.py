@@ -50,7 +50,7 @@ class Lesson:
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.learning_rate * _rate(self.options, self.epoch)
         self.generator = seeded(self.options.seed, self.position, 1 + self.epoch)
-        self.network.randomness.manual_seed(self.generator.initial_seed())
+        self.network.randomness = torch.Generator(self.network.device).manual_seed(self.generator.initial_seed())
         batches = training.batches(self.options.batch_size, self.generator)
         if self._left_off:  # in the middle of this epoch
             for generator, state in zip(self._generators(), self._left_off, strict=True):

@@ -55,9 +55,9 @@ class MaskedNetwork(nn.Module):
         self.density = density
         self.finished: dict[str, TaskState] = {}
         self.masked = nn.ModuleDict({step.name: MaskedLayer(step, density, generator) for step in plan.masked})
-        self.norms = nn.ModuleDict({step.name: TaskNorm(step.settings["features"]) for step in plan.norms})
+        self.norms = nn.ModuleDict({step.name: TaskNorm(step) for step in plan.norms})
         self.head = nn.ParameterDict()
-        self.randomness = torch.Generator().manual_seed(0)
+        self.randomness = torch.Generator().manual_seed(0)  # what dropout draws from
         self._learning: tuple[str, tuple[str, ...]] | None = None
 
     @property
@@ -200,9 +200,17 @@ class MaskedNetwork(nn.Module):
             self._learning = None
 
     def _apply_step(self, step: Step, x: Tensor) -> Tensor:
-        layer = self.norms[step.name] if step.op == "norm" else self.masked[step.name]
-        result: Tensor = layer(x)
+        if step.op == "dropout":
+            return self._drop(x, step.settings["percent"]) if self.training else x
+        result: Tensor = (self.norms if step.name in self.norms else self.masked)[step.name](x)
         return result
+
+    def _drop(self, x: Tensor, percent: int) -> Tensor:
+        """`x` with about `percent` of its elements set to zero, and the rest scaled up in return."""
+        if self.randomness.device.type != x.device.type:  # the network was moved: the same seed, where it is now
+            self.randomness = torch.Generator(x.device).manual_seed(self.randomness.initial_seed())
+        kept = torch.rand(x.shape, generator=self.randomness, device=x.device) >= percent / 100
+        return torch.where(kept, x / (1 - percent / 100), 0)
 
     def _fresh_head(self, classes: int, generator: torch.Generator) -> Head:
         bound = self.plan.features**-0.5
@@ -219,8 +227,9 @@ class MaskedNetwork(nn.Module):
 
     @torch.no_grad()
     def _estimate_norms(self, batches: Iterable[Tensor]) -> None:
-        """Set every normalization layer's mean and variance to those over all items, under the final mask."""
-        sums = {name: torch.zeros(3, len(n.mean)).double() for name, n in self.norm_layers.items()}
+        """Set every batch norm's mean and variance to those over all items, under the final mask, nothing dropped."""
+        norms = {name: norm for name, norm in self.norm_layers.items() if norm.step.op == "norm"}
+        sums = {name: torch.zeros(3, len(norm.mean)).double() for name, norm in norms.items()}
 
         def collect(name: str, x: Tensor) -> None:
             channels = x.double().transpose(0, 1).flatten(1)
@@ -229,16 +238,17 @@ class MaskedNetwork(nn.Module):
 
         hooks = [
             norm.register_forward_pre_hook(lambda _, args, name=name: collect(name, args[0]))
-            for name, norm in self.norm_layers.items()
+            for name, norm in norms.items()
         ]
-        self.train()
+        self.eval()
+        self.norms.train()
         try:
             for images in batches if hooks else ():
                 self.features(images)
         finally:
             for hook in hooks:
                 hook.remove()
-        for name, norm in self.norm_layers.items():
+        for name, norm in norms.items():
             count, total, squares = sums[name]
             mean = total / count
             norm.mean = mean.float().to(self.device)

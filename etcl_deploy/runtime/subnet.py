@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.bundle.codec import unpack
-from etcl_deploy.plan import Plan, Step, weigh
+from etcl_deploy.operations import NORMS, normalize, weigh
+from etcl_deploy.plan import Plan, Step
 
 
 class Subnet(nn.Module):
     """A task's network: uint8 `[batch, height, width, channels]` in, logits `[batch, classes]` out.
 
-    `plan` is the bundle's without the normalization steps that were folded; `weights` holds, for every step
-    with a weight, `<step>.weight` and, where something was folded in, `<step>.bias`.
+    `plan` is the bundle's without the bias and batch norm steps that were folded into the layer before them;
+    `weights` holds, for every step with a weight or normalization, `<step>.weight` and, where it has one or
+    something was folded in, `<step>.bias`.
     """
 
     def __init__(self, bundle: Bundle, plan: Plan, weights: dict[str, Tensor], head: dict[str, Tensor]) -> None:
@@ -37,52 +41,48 @@ class Subnet(nn.Module):
 
     def _apply_step(self, step: Step, x: Tensor) -> Tensor:
         weight, bias = self.weights[f"{step.name}.weight"], self.weights.get(f"{step.name}.bias")
-        if step.op != "norm":
-            return weigh(step, x, weight, bias)
+        if step.op not in NORMS:
+            return weigh(step.op, step.settings, x, weight, bias)
         assert bias is not None
-        shape = (1, -1) + (1,) * (x.ndim - 2)
-        return x * weight.view(shape) + bias.view(shape)
+        return normalize(step.op, step.settings, x, weight, bias)
 
 
 @torch.no_grad()
 def materialize(bundle: Bundle, name: str) -> Subnet:
     """The network of one task."""
-    task = bundle.task(name)
-    folded = _foldable(bundle.plan)
+    task, plan = bundle.task(name), bundle.plan
+    folded = _foldable(plan)
     weights: dict[str, Tensor] = {}
-    for step in bundle.plan.masked:
-        mask = unpack(task.masks[step.name], step.weight_shape or ())
-        weights[f"{step.name}.weight"] = torch.where(mask, bundle.weights[step.name], 0)
-    for norm in bundle.plan.norms:
-        scale, shift = task.norms[norm.name]
-        if norm.name in folded:
-            key = f"{folded[norm.name]}.weight"
-            shape = (-1,) + (1,) * (weights[key].ndim - 1)
-            weights[key] *= scale.view(shape)
-            weights[f"{folded[norm.name]}.bias"] = shift.clone()
-        else:
-            weights[f"{norm.name}.weight"], weights[f"{norm.name}.bias"] = scale, shift
+    for step in plan.steps:
+        if step.weight_shape:
+            mask = unpack(task.masks[step.name], step.weight_shape)
+            weights[f"{step.name}.weight"] = torch.where(mask, bundle.weights[step.name], 0)
+        elif step.name in task.norms:
+            weights[f"{step.name}.weight"], weights[f"{step.name}.bias"] = task.norms[step.name]
+        if step.name in folded:
+            _fold(weights, step, folded[step.name])
     head = {key: value.clone() for key, value in task.head.items()}
-    return Subnet(bundle, _without(bundle.plan, folded), weights, head)
+    return Subnet(bundle, plan.without({*folded, *plan.dropouts}), weights, head)
 
 
 def _foldable(plan: Plan) -> dict[str, str]:
-    """Normalization step -> the layer it can be folded into: its only input, which nothing else reads."""
-    steps = {step.name: step for step in plan.steps}
-    readers = [name for step in plan.steps for name in step.inputs]
-    found = {}
-    for norm in plan.norms:
-        source = norm.inputs[0]
-        if source in steps and steps[source].weight_shape and readers.count(source) == 1:
-            found[norm.name] = source
+    """Bias or batch norm step -> the layer it can be folded into: before it, with nothing else reading in between."""
+    layers = {step.name for step in plan.steps if step.op in ("conv2d", "linear")}
+    readers = Counter(name for step in plan.steps for name in step.inputs)
+    found: dict[str, str] = {}
+    for step in plan.steps:
+        layer = found.get(step.inputs[0], step.inputs[0])
+        if step.op in ("bias", "norm") and layer in layers and readers[step.inputs[0]] == 1:
+            found[step.name] = layer
     return found
 
 
-def _without(plan: Plan, folded: dict[str, str]) -> Plan:
-    """The plan with folded steps left out and their readers reading the layer itself."""
-    steps = tuple(
-        Step(s.name, s.op, tuple(folded.get(i, i) for i in s.inputs), s.settings)
-        for s in plan.steps
-        if s.name not in folded
-    )
-    return Plan(plan.input, steps, plan.head_bias)
+def _fold(weights: dict[str, Tensor], step: Step, layer: str) -> None:
+    """Move what `step` adds and multiplies by into the weight and bias of `layer`."""
+    own, bias = weights.pop(f"{step.name}.weight"), weights.get(f"{layer}.bias")
+    if step.op == "bias":
+        weights[f"{layer}.bias"] = own if bias is None else bias + own
+        return
+    weight, shift = weights[f"{layer}.weight"], weights.pop(f"{step.name}.bias")
+    weights[f"{layer}.weight"] = weight * own.view((-1,) + (1,) * (weight.ndim - 1))
+    weights[f"{layer}.bias"] = shift.clone() if bias is None else bias * own + shift

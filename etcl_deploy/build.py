@@ -1,0 +1,99 @@
+"""From settings to a network: one of ours, or what a function of the user's gives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from etcl_deploy.config import Config
+from etcl_deploy.errors import ConfigError
+from etcl_deploy.learn.backbones import BACKBONES
+from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.trace import mask_network
+from etcl_deploy.plan import PlanError
+from etcl_deploy.preprocessing import Preprocessing
+
+
+def preprocessing_of(config: Config) -> Preprocessing:
+    """How the config's images are prepared."""
+    images = config.images
+    return Preprocessing(images.size, images.size, images.channels, images.mean, images.std)
+
+
+def build_network(config: Config) -> MaskedNetwork:
+    """A network with fresh weights and scores, as the config describes it."""
+    network = config.network
+    if ":" in network.backbone:
+        return _mask_users_network(config)
+    if network.backbone not in BACKBONES:
+        known = f"{', '.join(sorted(BACKBONES))}, or your own as package.module:function"
+        raise ConfigError(f"unknown backbone {network.backbone!r}; known: {known}")
+    preprocessing = preprocessing_of(config)
+    image = (preprocessing.channels, preprocessing.height, preprocessing.width)
+    width = {} if network.width is None else {"width": network.width}
+    try:
+        plan = BACKBONES[network.backbone](image, **width)
+        _ = plan.shapes
+    except PlanError as error:
+        raise ConfigError(f"{network.backbone} does not fit images of {image}: {error}") from None
+    generator = torch.Generator().manual_seed(config.learning.seed)
+    return MaskedNetwork(plan, preprocessing, network.density, generator)
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one; asking for CUDA where there is none is an error."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("no CUDA device is available here; use --device cpu or auto")
+    return torch.device(name)
+
+
+def _mask_users_network(config: Config) -> MaskedNetwork:
+    """The network that a function of the user's gives, named as `package.module:function`."""
+    network, seed = config.network, config.learning.seed
+    preprocessing = preprocessing_of(config)
+    image = (preprocessing.channels, preprocessing.height, preprocessing.width)
+    width = {} if network.width is None else {"width": network.width}
+    with _working_directory_importable(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        function = _imported(network.backbone)
+        torch.manual_seed(seed)  # what torch's layers draw their weights from
+        try:
+            module = function(**width)
+        except Exception as error:
+            raise ConfigError(f"{network.backbone} could not be called: {type(error).__name__}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{network.backbone} must give a torch.nn.Module, not a {type(module).__name__}")
+    return mask_network(module, image, preprocessing=preprocessing, density=network.density, seed=seed)
+
+
+def _imported(name: str) -> Callable[..., object]:
+    """The function or class behind `package.module:function`."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = import_module(module_name)
+    except Exception as error:  # importing runs the user's code
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"backbone {name!r}: cannot import module {module_name!r}: {reason}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ConfigError(f"backbone {name!r}: module {module_name!r} has no function {function_name!r}")
+    return cast("Callable[..., object]", function)
+
+
+@contextmanager
+def _working_directory_importable() -> Iterator[None]:
+    """Modules of the current directory can be imported, and the path is as before afterwards."""
+    before = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before

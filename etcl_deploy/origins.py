@@ -1,0 +1,69 @@
+"""Where tasks come from: a named sequence or folders of images; and whether they are still what a run began with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from etcl_deploy.build import preprocessing_of
+from etcl_deploy.config import Config
+from etcl_deploy.data.arrays import data_root
+from etcl_deploy.data.folders import load_folder
+from etcl_deploy.data.sequences import load_sequence
+from etcl_deploy.errors import DataError
+from etcl_deploy.learn.directory import Origin, Stored
+from etcl_deploy.learn.task import Task
+
+Note = Callable[[str], None]
+
+
+def load_tasks(
+    config: Config, data: Path | None, note: Note = lambda text: None, root: Path | None = None
+) -> list[Task]:
+    """The tasks of a folder, or of the config's sequence."""
+    preprocessing = preprocessing_of(config)
+    if data is None:
+        return load_sequence(config.sequence, preprocessing, data_root(root))[: config.tasks]
+    found = load_folder(data, preprocessing, config.images.test_share, config.learning.seed, config.tasks)
+    if found.ignored:
+        note(f"left out {len(found.ignored)} files that are not images, first {found.ignored[0]}")
+    return list(found.tasks)
+
+
+def origin_of(tasks: Sequence[Task], data: Path | None) -> Origin:
+    """What a run remembers of where tasks came from."""
+    return Origin(str(data.absolute()) if data else None, {task.name: digest(task) for task in tasks})
+
+
+def tasks_of(stored: Stored, note: Note, root: Path | None) -> list[Task]:
+    """The tasks a run was made from, as far as they are still there; those it has yet to learn must be."""
+    found: list[Task] = []
+    for number, origin in enumerate(stored.origins):
+        folder = Path(origin.folder) if origin.folder else None
+        limit = stored.config.tasks if number == 0 else None  # what was added later was added whole
+        try:
+            tasks = load_tasks(replace(stored.config, tasks=limit), folder, root=root)
+            found += [_unchanged(task, origin) for task in tasks if task.name in origin.tasks]
+        except DataError as error:
+            if any(name not in stored.run.tasks for name in origin.tasks):
+                raise
+            note(f"{error}. The accuracy of those tasks is carried over where their heads do not change")
+    return found
+
+
+def _unchanged(task: Task, origin: Origin) -> Task:
+    if digest(task) != origin.tasks[task.name]:
+        raise DataError(f"the items of task {task.name!r} are not those the run began with; put them back to go on")
+    return task
+
+
+def digest(task: Task) -> str:
+    """A task's classes and items as a SHA-256."""
+    found = hashlib.sha256(json.dumps([task.name, task.classes]).encode())
+    for tensor in (task.train_x, task.train_y, task.test_x, task.test_y):
+        found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.contiguous().numpy().data)
+    return found.hexdigest()

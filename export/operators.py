@@ -1,0 +1,150 @@
+"""Every operation of a plan as ONNX operators of opset 17."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from torch import Tensor
+
+from etcl_deploy.operations import Settings, Shape, both
+from etcl_deploy.plan import Step
+
+Attributes = dict[str, Any]
+
+
+class Graph:
+    """Nodes and initializers, added in order."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+
+    def constant(self, name: str, value: Tensor | np.ndarray) -> str:
+        """A tensor of the file; gives its name."""
+        array = value.numpy() if isinstance(value, Tensor) else value
+        self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def add(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        """A node; gives the name of its result."""
+        self.nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
+        return output
+
+
+def write_step(
+    graph: Graph, step: Step, name: str, inputs: list[str], shape: Shape, weight: Tensor | None, bias: Tensor | None
+) -> str:
+    """Add a step that gives `[batch, *shape]`; returns the name of its result."""
+    if step.op in _NAMED:
+        operator, attributes = _NAMED[step.op]
+        tensors = [
+            graph.constant(f"{name}.{part}", tensor)
+            for part, tensor in (("weight", weight), ("bias", bias))
+            if tensor is not None
+        ]
+        return graph.add(operator, [*inputs, *tensors], name, **attributes(step.settings))
+    if step.op in _COMPOSED:
+        return _COMPOSED[step.op](graph, inputs[0], name)
+    assert weight is not None
+    if step.op == "linear":
+        return write_linear(graph, inputs[0], name, weight, bias)
+    if step.op == "bias":
+        return _shift(graph, inputs[0], name, weight, shape)
+    assert bias is not None
+    if step.op == "layer_norm":
+        scale = graph.constant(f"{name}.weight", weight.view(shape))
+        shift = graph.constant(f"{name}.bias", bias.view(shape))
+        eps = step.settings["eps"]
+        return graph.add("LayerNormalization", [inputs[0], scale, shift], name, axis=1, epsilon=eps)
+    x = _standardize(graph, inputs[0], name, shape, step.settings) if step.op == "group_norm" else inputs[0]
+    scale = graph.constant(f"{name}.weight", _along_channels(weight, shape))
+    return _shift(graph, graph.add("Mul", [x, scale], f"{name}.scaled"), name, bias, shape)
+
+
+def write_linear(graph: Graph, x: str, name: str, weight: Tensor, bias: Tensor | None) -> str:
+    """Add a linear layer; returns the name of its result."""
+    inputs = [x, graph.constant(f"{name}.weight", weight)]
+    if bias is not None:
+        inputs.append(graph.constant(f"{name}.bias", bias))
+    return graph.add("Gemm", inputs, name, transB=1)
+
+
+def _shift(graph: Graph, x: str, name: str, values: Tensor, shape: Shape) -> str:
+    return graph.add("Add", [x, graph.constant(f"{name}.bias", _along_channels(values, shape))], name)
+
+
+def _along_channels(values: Tensor, shape: Shape) -> Tensor:
+    return values.view((1, -1) + (1,) * (len(shape) - 1))
+
+
+def _standardize(graph: Graph, x: str, name: str, shape: Shape, s: Settings) -> str:
+    """Every group of channels with mean 0 and variance 1: as one channel each, for InstanceNormalization."""
+    groups = s["groups"]
+    apart = graph.constant(f"{name}.apart", np.array([-1, groups, prod(shape) // groups]))
+    together = graph.constant(f"{name}.together", np.array([-1, *shape]))
+    one = graph.constant(f"{name}.one", np.ones(groups, np.float32))
+    zero = graph.constant(f"{name}.zero", np.zeros(groups, np.float32))
+    x = graph.add("Reshape", [x, apart], f"{name}.groups")
+    x = graph.add("InstanceNormalization", [x, one, zero], f"{name}.standard", epsilon=s["eps"])
+    return graph.add("Reshape", [x, together], f"{name}.channels")
+
+
+def _relu6(graph: Graph, x: str, name: str) -> str:
+    low = graph.constant(f"{name}.low", np.array(0, np.float32))
+    high = graph.constant(f"{name}.high", np.array(6, np.float32))
+    return graph.add("Clip", [x, low, high], name)
+
+
+def _gelu(graph: Graph, x: str, name: str) -> str:
+    """x * (1 + erf(x / sqrt 2)) / 2"""
+    root, half, one = (
+        graph.constant(f"{name}.{part}", np.array(value, np.float32))
+        for part, value in (("root", 1 / sqrt(2)), ("half", 0.5), ("one", 1))
+    )
+    erf = graph.add("Erf", [graph.add("Mul", [x, root], f"{name}.argument")], f"{name}.erf")
+    share = graph.add("Mul", [graph.add("Add", [erf, one], f"{name}.sum"), half], f"{name}.share")
+    return graph.add("Mul", [x, share], name)
+
+
+def _silu(graph: Graph, x: str, name: str) -> str:
+    return graph.add("Mul", [x, graph.add("Sigmoid", [x], f"{name}.share")], name)
+
+
+def _window(s: Settings) -> Attributes:
+    return {
+        "kernel_shape": [*both(s["kernel"])],
+        "strides": [*both(s["stride"])],
+        "pads": [*both(s["padding"])] * 2,
+    }
+
+
+def _convolution(s: Settings) -> Attributes:
+    return {**_window(s), "dilations": [*both(s["dilation"])], "group": s["groups"]}
+
+
+def _nothing(_: Settings) -> Attributes:
+    return {}
+
+
+# Plan operation -> ONNX operator and its attributes, for steps that are one operator.
+_NAMED: dict[str, tuple[str, Callable[[Settings], Attributes]]] = {
+    "conv2d": ("Conv", _convolution),
+    "max_pool2d": ("MaxPool", _window),
+    "avg_pool2d": ("AveragePool", lambda s: {**_window(s), "count_include_pad": 1}),
+    "relu": ("Relu", _nothing),
+    "leaky_relu": ("LeakyRelu", lambda s: {"alpha": s["slope"]}),
+    "elu": ("Elu", lambda s: {"alpha": s["alpha"]}),
+    "hardswish": ("HardSwish", _nothing),
+    "tanh": ("Tanh", _nothing),
+    "sigmoid": ("Sigmoid", _nothing),
+    "flatten": ("Flatten", _nothing),
+    "add": ("Add", _nothing),
+    "concat": ("Concat", lambda s: {"axis": 1}),
+}
+# The same for activations that are several.
+_COMPOSED: dict[str, Callable[[Graph, str, str], str]] = {"relu6": _relu6, "gelu": _gelu, "silu": _silu}
