@@ -17,6 +17,31 @@ def test_keeps_exactly_the_share_by_magnitude_then_index(values: list[int], dens
     assert set(masks.keep_top(scores, density).nonzero().flatten().tolist()) == expected
 
 
+@pytest.mark.parametrize("density", [0.001, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("stride", [0.0, 0.001, 0.05, 5.0])
+def test_a_mask_depends_on_its_scores_alone(density: float, stride: float) -> None:
+    """A chooser that saw other scores before, near or far, gives what a new one gives; also where many are equal."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(40, 50, generator=generator)
+    chooser = masks.Chooser(density)
+    for step in range(30):
+        chosen = chooser(scores if step % 3 else scores.round(decimals=1))
+        order = (scores if step % 3 else scores.round(decimals=1)).abs().flatten().argsort(descending=True, stable=True)
+        expected = torch.zeros(2000).index_fill_(0, order[: round(density * 2000)], 1.0).view(40, 50)
+        assert torch.equal(chosen, expected)
+        scores = scores + stride * torch.randn(40, 50, generator=generator)
+
+
+def test_scores_can_be_dealt_out_anew_to_select_any_mask() -> None:
+    """The same magnitudes in other places; scores that select the mask already stay as they are."""
+    scores = torch.randn(30, 20)
+    wanted = masks.keep_top(torch.randn(30, 20), 0.4)
+    dealt = masks.reselect(scores, wanted)
+    assert torch.equal(masks.keep_top(dealt, 0.4), wanted)
+    assert torch.equal(dealt.abs().flatten().sort().values, scores.abs().flatten().sort().values)
+    assert torch.equal(masks.reselect(scores, masks.keep_top(scores, 0.4)), scores)
+
+
 def test_keeps_the_shape_and_the_argument() -> None:
     """A mask has its scores' shape, and the scores are not touched."""
     scores = torch.randn(3, 5, 2)

@@ -98,6 +98,7 @@ def test_gradients_follow_the_equations() -> None:
     layer.freeze()
     x = torch.randn(5, 4)
     layer(x).square().sum().backward()
+    layer.spread()
     mask = keep_top(layer.scores, 0.5)
     effective = torch.where(mask, layer.weight.detach(), 0).requires_grad_()
     F.linear(x, effective).square().sum().backward()

@@ -49,5 +49,4 @@ def guide(network: MaskedNetwork, images: Tensor, labels: Tensor, states: Sequen
 
 
 def _score_gradients(network: MaskedNetwork, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-    scores = [layer.scores for layer in network.masked_layers.values()]
-    return torch.autograd.grad(F.cross_entropy(network(images), labels), scores)
+    return network.score_gradients(F.cross_entropy(network(images), labels))

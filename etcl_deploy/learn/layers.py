@@ -8,29 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etcl_deploy.learn.masks import keep_top, reselect, union
+from etcl_deploy.learn.masks import Chooser, keep_top, reselect, union
 from etcl_deploy.operations import normalize, weigh
 from etcl_deploy.plan import Step
-
-
-class _Select(torch.autograd.Function):
-    """`where(mask, weight, 0)`, whose gradient also reaches the scores the mask was chosen by (straight through)."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, magnitude: Tensor, mask: Tensor) -> Tensor:
-        ctx.save_for_backward(weight, mask)
-        return torch.where(mask, weight, 0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        weight, mask = ctx.saved_tensors
-        return torch.where(mask, grads[0], 0), grads[0] * weight, None
 
 
 class MaskedLayer(nn.Module):
@@ -38,8 +23,11 @@ class MaskedLayer(nn.Module):
 
     `mask` set: that mask is used. `mask` None: it is chosen from the scores, and learned with them; `borrowed` set:
     that mask is looked through instead, while gradients still reach the scores.
-    `claimed` marks the weights of finished tasks. While a task is learned they are read from `_frozen`, so no
-    gradient, momentum or weight decay can reach them (Eq. nws1); `thaw` puts them back, bit by bit, at its end.
+    The gradient of a mask passes straight through to its scores: `spread` takes it from the weight the layer was used
+    with, by hand and in place, since these are the largest tensors there are and each is touched at every step.
+
+    `claimed` marks the weights of finished tasks. While a task is learned they get no gradient (Eq. nws1), so that no
+    optimizer moves them; and whatever may have happened, `thaw` puts them back, bit by bit, at its end.
     """
 
     weight: nn.Parameter
@@ -54,6 +42,9 @@ class MaskedLayer(nn.Module):
         self.density = density
         self.mask: Tensor | None = None
         self.borrowed: Tensor | None = None
+        self.free: Tensor | None = None  # 1.0 where the task being learned may change a weight; None: everywhere
+        self._choose = Chooser(density)
+        self._scratch: dict[str, Tensor] = {}  # the tensors of a step, kept from one to the next
         self.weight = nn.Parameter(torch.empty(step.weight_shape))
         self.scores = nn.Parameter(torch.empty(step.weight_shape))
         self.register_buffer("claimed", torch.zeros(step.weight_shape, dtype=torch.bool))
@@ -79,11 +70,16 @@ class MaskedLayer(nn.Module):
     def freeze(self) -> None:
         """Take the claimed weights out of reach before a task is learned."""
         self._frozen = self.weight.detach().clone()
+        self.free = (~self.claimed).float() if bool(self.claimed.any()) else None
+        names = ("mask", "effective", "weight gradient", "scores gradient")
+        self._scratch = {name: torch.zeros_like(self._frozen) for name in names}
+        self._scratch["effective"].requires_grad_()
 
     def thaw(self) -> None:
         """Put the claimed weights back as they were at `freeze`, whatever an optimizer did to them since."""
         with torch.no_grad():
             self.weight.copy_(torch.where(self.claimed, self._frozen, self.weight))
+        self.free, self._scratch = None, {}
 
     def settle(self) -> Tensor:
         """Fix the mask of the task that was just learned, use it from now on, and give it."""
@@ -95,14 +91,51 @@ class MaskedLayer(nn.Module):
         """Make the weights of a finished task its own for ever (M_t of the paper)."""
         self.claimed = union((self.claimed, mask))
 
+    def forget_gradients(self) -> None:
+        """Before a backward pass: leave nothing of the one before."""
+        self.weight.grad = self.scores.grad = self.used.grad = None
+
+    def decay(self, share: float) -> None:
+        """Add `share` of each weight to its gradient, as weight decay does, but of no claimed one."""
+        assert self.weight.grad is not None
+        if self.free is None:
+            self.weight.grad.add_(self.weight.detach(), alpha=share)
+        else:
+            self.weight.grad.addcmul_(self.weight.detach(), self.free, value=share)
+
     def effective_weight(self) -> Tensor:
         """`W * m`: the weight the selected task sees."""
         if self.mask is not None:
             return torch.where(self.mask, self.weight, 0)
-        weight = torch.where(self.claimed, self._frozen, self.weight)
-        mask = keep_top(self.scores, self.density) if self.borrowed is None else self.borrowed
-        selected: Tensor = _Select.apply(weight, self.scores.abs(), mask)  # type: ignore[no-untyped-call]
-        return selected
+        mask, effective = self._scratch["mask"], self._scratch["effective"]
+        if self.borrowed is None:
+            self._choose(self.scores, out=mask)
+        else:
+            mask.copy_(self.borrowed)
+        torch.mul(self.weight.detach(), mask, out=effective.data)
+        return effective
+
+    @property
+    def used(self) -> Tensor:
+        """The weight the layer was last used with, whose gradient a backward pass gives."""
+        return self._scratch["effective"]
+
+    @torch.no_grad()
+    def spread(self) -> None:
+        """After a backward pass: the gradients of weight and scores (Eq. nws1, nws2)."""
+        gradient = self.used.grad
+        assert gradient is not None
+        of_weight = torch.mul(gradient, self._scratch["mask"], out=self._scratch["weight gradient"])
+        if self.free is not None:
+            of_weight.mul_(self.free)
+        self.weight.grad = of_weight
+        self.scores.grad = self.to_scores(gradient, out=self._scratch["scores gradient"])
+
+    @torch.no_grad()
+    def to_scores(self, gradient: Tensor, out: Tensor | None = None) -> Tensor:
+        """`dL/ds = dL/dm * sign(s)` with `dL/dm = dL/d(W * m) * W`, from the gradient of the weight in use."""
+        # The mask has done its work: its place is taken by the signs.
+        return torch.mul(gradient, self.weight, out=out).mul_(torch.sign(self.scores, out=self._scratch["mask"]))
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's answer under the selected mask."""

@@ -7,7 +7,7 @@ bit comes out as if nothing had happened.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +59,16 @@ class Lesson:
         else:
             self.loss.zero_()
         return batches
+
+    def descend(self, loss: Tensor, add_gradients: Callable[[], None] = lambda: None) -> None:
+        """One step of the optimizer down `loss`; `add_gradients` may change the gradients before it is taken."""
+        self.optimizer.zero_grad()
+        self.network.backward(loss)
+        add_gradients()
+        if self.options.weight_decay:
+            for layer in self.network.masked_layers.values():
+                layer.decay(self.options.weight_decay)
+        self.optimizer.step()
 
     def end_epoch(self, validation: float | None) -> None:
         """Note how well the epoch went, and go on to the next."""
@@ -129,15 +139,11 @@ def seeded(seed: int, position: int, use: int) -> torch.Generator:
 
 def _optimizer(network: MaskedNetwork, options: Learning) -> torch.optim.Optimizer:
     layers = network.masked_layers.values()
+    backbone = [layer.weight for layer in layers]  # decayed by `MaskedLayer.decay`, which spares claimed weights
+    rest = [layer.scores for layer in layers] + list(network.norms.parameters())
     groups = [
-        {
-            "params": [layer.weight for layer in layers] + list(network.head.values()),
-            "weight_decay": options.weight_decay,
-        },
-        {
-            "params": [layer.scores for layer in layers] + list(network.norms.parameters()),
-            "weight_decay": 0.0,
-        },
+        {"params": list(network.head.values()), "weight_decay": options.weight_decay},
+        {"params": backbone + rest, "weight_decay": 0.0},
     ]
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum, fused=True)

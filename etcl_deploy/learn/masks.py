@@ -11,27 +11,62 @@ from torch import Tensor
 
 def keep_top(scores: Tensor, density: float) -> Tensor:
     """True for exactly `round(density * n)` scores of largest magnitude; of equal ones the first (Eq. nm)."""
-    magnitude = scores.detach().abs().flatten()
-    kept = round(density * magnitude.numel())
-    if kept == 0:
-        return torch.zeros_like(scores, dtype=torch.bool)
-    threshold = _largest(magnitude, kept)
-    mask = magnitude >= threshold
-    surplus = int(mask.sum()) - kept
-    if surplus:
-        ties = magnitude == threshold
-        # The last `surplus` of the ties are dropped, so that exactly `kept` remain.
-        mask &= ~(ties & (ties.cumsum(0) > ties.sum() - surplus))
-    return mask.view(scores.shape)
+    return Chooser(density)(scores).bool()
 
 
-def _largest(values: Tensor, rank: int) -> Tensor:
-    """The `rank`-th largest value."""
-    index = values.numel() - rank
-    if values.device.type == "cpu":
-        # The same selection as kthvalue, several times faster.
-        return torch.tensor(np.partition(values.numpy(), index)[index])
-    return values.kthvalue(index + 1).values
+class Chooser:
+    """Chooses masks of scores that change little from one call to the next, as they do from step to step.
+
+    What it gives depends on the scores alone: 1.0 for the kept, 0.0 for the others. What it remembers, where the
+    threshold lay, only makes it quick: instead of all the scores, those near it are ranked.
+    """
+
+    def __init__(self, density: float) -> None:
+        self.density = density
+        self._low = self._high = 0.0
+
+    def __call__(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
+        """The mask of `scores`, as numbers; written to `out` if there is one."""
+        mask = torch.empty_like(scores) if out is None else out
+        magnitude = torch.abs(scores.detach(), out=mask.data)
+        kept = round(self.density * scores.numel())
+        if kept == 0:
+            return mask.zero_()
+        if scores.device.type != "cpu":
+            # Nothing here waits for the device: no number is read back.
+            order = magnitude.flatten().argsort(descending=True, stable=True)
+            mask.zero_().view(-1)[order[:kept]] = 1
+            return mask
+        values = magnitude.numpy().ravel()  # numpy compares several times faster than torch
+        threshold, surplus = self._threshold(values, kept)
+        # The last of equal ones are dropped, so that exactly `kept` remain.
+        dropped = np.flatnonzero(values == np.float32(threshold))[-surplus:] if surplus else None
+        torch.ge(magnitude, threshold, out=mask)
+        if dropped is not None:
+            values[dropped] = 0
+        return mask
+
+    def _threshold(self, values: np.ndarray, kept: int) -> tuple[float, int]:
+        """The `kept`-th largest value, and how many more values than `kept` reach it."""
+        above = values >= self._high
+        rest = kept - int(np.count_nonzero(above))  # still to be found below `high`
+        near = values[(values >= self._low) ^ above]
+        if not 0 < rest <= len(near):  # not where it was, or not known yet: rank them all
+            near, rest = values, kept
+        ranked = np.partition(near, len(near) - rest)
+        threshold = ranked[len(near) - rest]
+        surplus = int(np.count_nonzero(ranked[: len(near) - rest] == threshold))
+        self._look_around(float(threshold), len(near), len(values))
+        return float(threshold), surplus
+
+    def _look_around(self, threshold: float, seen: int, total: int) -> None:
+        """Next time rank what is this close to the threshold: about one value in 256, wider after a miss."""
+        width = self._high - self._low
+        if seen == total or not width:
+            width = max(2 * width, threshold / 64)
+        else:
+            width *= min(2.0, max(0.5, total / 256 / seen))
+        self._low, self._high = threshold - width / 2, threshold + width / 2
 
 
 def reselect(scores: Tensor, mask: Tensor) -> Tensor:

@@ -192,6 +192,20 @@ class MaskedNetwork(nn.Module):
         """Logits of the selected task, `[batch, classes]`."""
         return self.answer(self.features(images))
 
+    def backward(self, loss: Tensor) -> None:
+        """Set the gradients of everything that is being learned to those of `loss`."""
+        for layer in self.masked_layers.values():
+            layer.forget_gradients()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for layer in self.masked_layers.values():
+            layer.spread()
+
+    def score_gradients(self, loss: Tensor) -> list[Tensor]:
+        """The gradients of all scores, apart from those a step is taken by."""
+        layers = self.masked_layers.values()
+        gradients = torch.autograd.grad(loss, [layer.used for layer in layers])
+        return [layer.to_scores(gradient) for layer, gradient in zip(layers, gradients, strict=True)]
+
     def _abandon(self) -> None:
         """Leave a task that was begun and not finished: nothing of it may touch the finished ones."""
         if self._learning is not None:

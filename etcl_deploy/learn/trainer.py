@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -138,11 +139,7 @@ def _learn(
             loss = F.cross_entropy(logits.float(), labels)
             if target is not None:
                 loss = loss + options.transfer.pull * pull(target, network.head["weight"])
-            lesson.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if guides:
-                guide(network, images, labels, guides)
-            lesson.optimizer.step()
+            lesson.descend(loss, partial(guide, network, images, labels, guides))
             lesson.loss += loss.detach() * len(batch)
             lesson.step += 1
             place = (lesson.epoch + 1, options.epochs, lesson.step, len(batches))
