@@ -25,8 +25,9 @@ def test_a_mask_depends_on_its_scores_alone(density: float, stride: float) -> No
     scores = torch.randn(40, 50, generator=generator)
     chooser = masks.Chooser(density)
     for step in range(30):
-        chosen = chooser(scores if step % 3 else scores.round(decimals=1))
-        order = (scores if step % 3 else scores.round(decimals=1)).abs().flatten().argsort(descending=True, stable=True)
+        magnitude = (scores if step % 3 else scores.round(decimals=1)).abs()
+        chosen = chooser(magnitude)
+        order = magnitude.flatten().argsort(descending=True, stable=True)
         expected = torch.zeros(2000).index_fill_(0, order[: round(density * 2000)], 1.0).view(40, 50)
         assert torch.equal(chosen, expected)
         scores = scores + stride * torch.randn(40, 50, generator=generator)
@@ -34,7 +35,7 @@ def test_a_mask_depends_on_its_scores_alone(density: float, stride: float) -> No
 
 def test_scores_can_be_dealt_out_anew_to_select_any_mask() -> None:
     """The same magnitudes in other places; scores that select the mask already stay as they are."""
-    scores = torch.randn(30, 20)
+    scores = torch.rand(30, 20)
     wanted = masks.keep_top(torch.randn(30, 20), 0.4)
     dealt = masks.reselect(scores, wanted)
     assert torch.equal(masks.keep_top(dealt, 0.4), wanted)

@@ -92,7 +92,7 @@ def test_masks_have_exactly_their_density(share: float) -> None:
 
 
 def test_gradients_follow_the_equations() -> None:
-    """Scores get dL/dm straight through (times the sign of |s|); weights only where selected and unclaimed."""
+    """Scores get dL/dm straight through ; weights only where selected and unclaimed."""
     layer = MaskedLayer(Step("fc", "linear", ("image",), {"in": 4, "out": 3}), 0.5, torch.Generator().manual_seed(0))
     layer.claimed = torch.rand(3, 4, generator=torch.Generator().manual_seed(3)) < 0.4
     layer.freeze()
@@ -104,7 +104,7 @@ def test_gradients_follow_the_equations() -> None:
     F.linear(x, effective).square().sum().backward()
     assert effective.grad is not None and layer.weight.grad is not None and layer.scores.grad is not None
     torch.testing.assert_close(layer.weight.grad, effective.grad * mask * ~layer.claimed)
-    torch.testing.assert_close(layer.scores.grad, effective.grad * layer.weight.detach() * layer.scores.sign())
+    torch.testing.assert_close(layer.scores.grad, effective.grad * layer.weight.detach())
 
 
 def test_a_set_mask_hides_even_what_is_not_a_number() -> None:

@@ -14,13 +14,8 @@ from etcl_deploy.learn.task import Items
 SHARE = 0.1  # of the gradients that `guide` adds, as in the authors' code
 
 
-def align(
-    network: MaskedNetwork,
-    optimizer: torch.optim.Optimizer,
-    batches: Sequence[Items],
-    state: TaskState,
-) -> None:
-    """One step of the scores along the sum of their gradients through the task's own mask and through `state`'s."""
+def align(network: MaskedNetwork, batches: Sequence[Items], state: TaskState) -> None:
+    """Set the gradients of the scores to the sum of those through the task's own mask and through `state`'s."""
     scores = [layer.scores for layer in network.masked_layers.values()]
     total = [torch.zeros_like(score) for score in scores]
     for batch in batches:
@@ -33,8 +28,6 @@ def align(
     items = sum(len(batch) for batch in batches)
     for score, gradient in zip(scores, total, strict=True):
         score.grad = gradient / items
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def guide(network: MaskedNetwork, images: Tensor, labels: Tensor, states: Sequence[TaskState]) -> None:

@@ -56,9 +56,9 @@ class MaskedLayer(nn.Module):
         self.draw_scores(generator)
 
     def draw_scores(self, generator: torch.Generator) -> None:
-        """Start the scores anew."""
+        """Start the scores anew. Only their magnitude ever counts, so they are kept as such: none is negative."""
         bound = 1 / math.sqrt(math.prod(self.scores.shape[1:] or self.scores.shape))
-        fresh = torch.empty(self.scores.shape).uniform_(-bound, bound, generator=generator)
+        fresh = torch.empty(self.scores.shape).uniform_(0, bound, generator=generator)
         with torch.no_grad():
             self.scores.copy_(fresh)
 
@@ -109,7 +109,7 @@ class MaskedLayer(nn.Module):
             return torch.where(self.mask, self.weight, 0)
         mask, effective = self._scratch["mask"], self._scratch["effective"]
         if self.borrowed is None:
-            self._choose(self.scores, out=mask)
+            self._choose(self.scores.detach(), out=mask)
         else:
             mask.copy_(self.borrowed)
         torch.mul(self.weight.detach(), mask, out=effective.data)
@@ -133,9 +133,13 @@ class MaskedLayer(nn.Module):
 
     @torch.no_grad()
     def to_scores(self, gradient: Tensor, out: Tensor | None = None) -> Tensor:
-        """`dL/ds = dL/dm * sign(s)` with `dL/dm = dL/d(W * m) * W`, from the gradient of the weight in use."""
-        # The mask has done its work: its place is taken by the signs.
-        return torch.mul(gradient, self.weight, out=out).mul_(torch.sign(self.scores, out=self._scratch["mask"]))
+        """`dL/ds = dL/dm = dL/d(W * m) * W`, from the gradient of the weight in use."""
+        return torch.mul(gradient, self.weight, out=out)
+
+    @torch.no_grad()
+    def reflect(self) -> None:
+        """After a step: a score that was moved below zero has the magnitude it has there."""
+        self.scores.abs_()
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's answer under the selected mask."""

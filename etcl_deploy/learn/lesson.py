@@ -68,7 +68,13 @@ class Lesson:
         if self.options.weight_decay:
             for layer in self.network.masked_layers.values():
                 layer.decay(self.options.weight_decay)
+        self.step_along_gradients()
+
+    def step_along_gradients(self) -> None:
+        """Let the optimizer move everything that has a gradient."""
         self.optimizer.step()
+        for layer in self.network.masked_layers.values():
+            layer.reflect()
 
     def end_epoch(self, validation: float | None) -> None:
         """Note how well the epoch went, and go on to the next."""

@@ -11,39 +11,36 @@ from torch import Tensor
 
 def keep_top(scores: Tensor, density: float) -> Tensor:
     """True for exactly `round(density * n)` scores of largest magnitude; of equal ones the first (Eq. nm)."""
-    return Chooser(density)(scores).bool()
+    return Chooser(density)(scores.detach().abs()).bool()
 
 
 class Chooser:
-    """Chooses masks of scores that change little from one call to the next, as they do from step to step.
+    """Chooses masks of magnitudes that change little from one call to the next, as they do from step to step.
 
-    What it gives depends on the scores alone: 1.0 for the kept, 0.0 for the others. What it remembers, where the
-    threshold lay, only makes it quick: instead of all the scores, those near it are ranked.
+    What it gives depends on the magnitudes alone: 1.0 for the kept, 0.0 for the others. What it remembers, where the
+    threshold lay, only makes it quick: instead of all of them, those near it are ranked.
     """
 
     def __init__(self, density: float) -> None:
         self.density = density
         self._low = self._high = 0.0
 
-    def __call__(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
-        """The mask of `scores`, as numbers; written to `out` if there is one."""
-        mask = torch.empty_like(scores) if out is None else out
-        magnitude = torch.abs(scores.detach(), out=mask.data)
-        kept = round(self.density * scores.numel())
+    def __call__(self, magnitude: Tensor, out: Tensor | None = None) -> Tensor:
+        """The mask, as numbers; written to `out` if there is one."""
+        mask = torch.empty_like(magnitude) if out is None else out
+        kept = round(self.density * magnitude.numel())
         if kept == 0:
             return mask.zero_()
-        if scores.device.type != "cpu":
+        if magnitude.device.type != "cpu":
             # Nothing here waits for the device: no number is read back.
             order = magnitude.flatten().argsort(descending=True, stable=True)
             mask.zero_().view(-1)[order[:kept]] = 1
             return mask
         values = magnitude.numpy().ravel()  # numpy compares several times faster than torch
         threshold, surplus = self._threshold(values, kept)
-        # The last of equal ones are dropped, so that exactly `kept` remain.
-        dropped = np.flatnonzero(values == np.float32(threshold))[-surplus:] if surplus else None
         torch.ge(magnitude, threshold, out=mask)
-        if dropped is not None:
-            values[dropped] = 0
+        if surplus:  # the last of equal ones are dropped, so that exactly `kept` remain
+            mask.numpy().ravel()[np.flatnonzero(values == np.float32(threshold))[-surplus:]] = 0
         return mask
 
     def _threshold(self, values: np.ndarray, kept: int) -> tuple[float, int]:
@@ -70,16 +67,16 @@ class Chooser:
 
 
 def reselect(scores: Tensor, mask: Tensor) -> Tensor:
-    """The same magnitudes, dealt out anew: the largest to where `mask` is set, in the order they had in either part.
+    """The same numbers (none negative) dealt out anew: the largest to where `mask` is set, each part ranked as before.
 
     `keep_top` then selects `mask` (if it has as many ones); scores that select it already come back as they are.
     """
-    magnitude = scores.detach().abs().flatten()
+    magnitude = scores.detach().flatten()
     ranked = magnitude.argsort(descending=True, stable=True)
     chosen_first = ranked[(~mask.flatten()[ranked]).to(torch.uint8).argsort(stable=True)]
     dealt = torch.empty_like(magnitude)
     dealt[chosen_first] = magnitude[ranked]
-    return torch.where(scores.detach() < 0, -dealt.view(scores.shape), dealt.view(scores.shape))
+    return dealt.view(scores.shape)
 
 
 def union(masks: Iterable[Tensor]) -> Tensor:

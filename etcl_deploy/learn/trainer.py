@@ -98,7 +98,8 @@ def learn_task(
         lesson.restore(snapshot)
     elif similar and transfer.alignment == "once":
         batches = [training[part] for part in training.batches(options.batch_size)]
-        align(network, lesson.optimizer, batches, similar[0])
+        align(network, batches, similar[0])
+        lesson.step_along_gradients()
 
     # Weights and scores together (Eq. nws1, nws2), the head drawn to those of similar tasks (Eq. Lsim)
     guides = similar if transfer.alignment == "every_step" else []
