@@ -159,6 +159,7 @@ def add(
 
 def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: bool) -> None:
     """Learn with progress on stderr, then show the run; if interrupted, say how to go on."""
+    from etcl_deploy.learn.directory import load
     from etcl_deploy.render import TrainingProgress, run_report
 
     progress = TrainingProgress(err)
@@ -170,7 +171,7 @@ def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: 
             progress.note(f"interrupted and saved; go on with: etcl train --run {shlex.quote(str(run))} --resume")
         raise
     summary = learned.summary(config)
-    show(summary, as_json=as_json, picture=run_report(summary))
+    show({**summary, "digest": load(run).digest}, as_json=as_json, picture=run_report(summary))
 
 
 @app.command(name="eval")

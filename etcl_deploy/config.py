@@ -118,10 +118,12 @@ class Similarity(Section):
 class Transfer(Section):
     """How similar tasks help each other."""
 
-    # Forwards. warm_start: begin with the most similar task's mask, normalization and, for equal classes, head; once:
-    # one step along the score gradients through both masks (the paper); every_step: a tenth of the negative score
-    # gradients through the masks of all similar tasks, at every step (the authors' code; costs a pass for each).
+    # Forwards. warm_start: begin with a similar task's mask, normalization and, for equal classes, head; once: one step
+    # along the score gradients through both masks (the paper); every_step: a tenth of the negative score gradients
+    # through the masks of all similar tasks, at every step (the authors' code; costs a pass for each).
     alignment: Literal["warm_start", "once", "every_step", "off"] = "warm_start"
+    # The similar task to begin with or align to: the most similar (the paper), or the latest, which builds on others.
+    model: Literal["latest", "most_similar"] = "latest"
     # Backwards: heads of similar tasks with equal classes go on learning, outside the space of their own data.
     backward: Literal["projected", "off"] = "projected"
     pull: float = 1.0  # weight of `1 - cos(head, similar head)` in the loss (Eq. Lsim)

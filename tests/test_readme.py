@@ -42,11 +42,11 @@ def workplace(tmp_path: Path) -> Path:
     unwanted = shutil.ignore_patterns(".*", "build", "runs", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, tmp_path, ignore=unwanted, dirs_exist_ok=True)
     generator = torch.Generator().manual_seed(0)
-    for task in ("site-a", "site-b"):
+    for task in ("photos/site-a", "photos/site-b", "more-photos/site-c"):
         for shade, label in ((0, "good"), (150, "scratched")):
             for number in range(12):
                 pixels = torch.randint(shade, shade + 100, (24, 24, 3), generator=generator).to(torch.uint8)
-                path = tmp_path / "photos" / task / label / f"{number}.jpg"
+                path = tmp_path / task / label / f"{number}.jpg"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels.numpy()).save(path)
     return tmp_path

@@ -67,11 +67,16 @@ def check_free(directory: Path) -> None:
     """Refuse a directory that already holds something."""
     if (directory / RECORD).exists():
         raise RunError(f"{directory} already holds a run; go on with it (--resume) or name another directory")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    if directory.exists() and (not directory.is_dir() or not all(map(_is_leftover, directory.iterdir()))):
         raise RunError(f"{directory} is not an empty directory; a run starts in a new or empty one")
     nearest = next(parent for parent in (directory, *directory.absolute().parents) if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise RunError(f"{directory} cannot be made: {nearest} is not a directory one can write to")
+
+
+def _is_leftover(path: Path) -> bool:
+    """Something a process left that was killed before its run was one."""
+    return path.name == atomic.LOCK or path.name.lstrip(".").startswith(("run.", "backbone-"))
 
 
 def save(run: Run, config: Config, origins: Sequence[Origin], directory: Path) -> None:
@@ -186,10 +191,13 @@ def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) 
     if [len(row) for row in matrix] != list(range(1, len(knowledge) + 1)):
         raise ValueError("the accuracy matrix does not fit the tasks")
     run = Run(network, knowledge, matrix, record["seconds"], record["versions"])
-    files = [record["state"], *(entry["file"] for entry in record["tasks"])]
-    digest = hashlib.sha256("".join(file["sha256"] for file in files).encode()).hexdigest()
     origins = tuple(Origin(**origin) for origin in record["origins"])
-    return Stored(run, config_from(record["config"]), origins, digest)
+    return Stored(run, config_from(record["config"]), origins, _digest(record))
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    files = [record["state"], *(entry["file"] for entry in record["tasks"])]
+    return hashlib.sha256("".join(file["sha256"] for file in files).encode()).hexdigest()
 
 
 def _write(directory: Path, prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -206,7 +214,8 @@ def _read(directory: Path, file: Mapping[str, str], device: torch.device) -> Map
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != file["sha256"]:
         raise RunError(f"{path} is damaged: its digest differs")
-    return {name: tensor.to(device) for name, tensor in tensors_from_bytes(data).items()}
+    # Copies, since where a tensor starts in memory decides the last bit of what is computed from it.
+    return {name: tensor.to(device, copy=True) for name, tensor in tensors_from_bytes(data).items()}
 
 
 def _remove(directory: Path, prefix: str, keep: str = "") -> None:

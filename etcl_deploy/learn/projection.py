@@ -12,10 +12,10 @@ def principal(inputs: Tensor, energy: float) -> tuple[Tensor, Tensor]:
     _, values, vectors = torch.linalg.svd(inputs.double(), full_matrices=False)
     total = values.square().sum()
     if not total:
-        return vectors[:1].float(), torch.ones(1, device=inputs.device)
+        return vectors[:1].float().contiguous(), torch.ones(1, device=inputs.device)
     shares = values.square() / total
     kept = min(int((shares.cumsum(0) < energy).sum()) + 1, len(shares))
-    return vectors[:kept].float(), shares[:kept].float()
+    return vectors[:kept].float().contiguous(), shares[:kept].float()
 
 
 def outside(update: Tensor, space: Tensor) -> Tensor:

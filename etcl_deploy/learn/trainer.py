@@ -90,15 +90,16 @@ def learn_task(
     kin = [state for state in similar if state.classes == task.classes]  # whose heads mean the same
 
     # Forward transfer (Eq. G-Align)
-    warm = similar[0] if similar and transfer.alignment == "warm_start" else None
+    model = _model(similar, network, transfer.model)
+    warm = model if transfer.alignment == "warm_start" else None
     network.begin(task.name, task.classes, generator, fresh_scores=options.scores == "fresh", start=warm)
     lesson = Lesson(network, task.name, options, position)
     network.train()
     if snapshot:
         lesson.restore(snapshot)
-    elif similar and transfer.alignment == "once":
+    elif model and transfer.alignment == "once":
         batches = [training[part] for part in training.batches(options.batch_size)]
-        align(network, batches, similar[0])
+        align(network, batches, model)
         lesson.step_along_gradients()
 
     # Weights and scores together (Eq. nws1, nws2), the head drawn to those of similar tasks (Eq. Lsim)
@@ -115,6 +116,14 @@ def learn_task(
     features = network.embed(training.images, task.name)
     inputs = describe_inputs(features, training.labels, len(task.classes), transfer.head_energy)
     return Knowledge(comparer.original(items), comparer.learned(items, task.name), inputs, comparisons, changes)
+
+
+def _model(similar: Sequence[TaskState], network: MaskedNetwork, choice: str) -> TaskState | None:
+    """The similar task a new one is modelled on; `similar` begins with the most similar."""
+    if not similar or choice == "most_similar":
+        return similar[0] if similar else None
+    names = list(network.finished)
+    return max(similar, key=lambda state: names.index(state.name))
 
 
 def _learn(

@@ -1,0 +1,69 @@
+"""L6: learning a task with similar tasks before it / learning it with none, everything included.
+
+    python benchmarks/epoch_cost.py
+
+Comparing, starting warm, embedding the items under every similar task and improving every head are all counted, over
+the recipe's number of epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+from record import write_result
+
+from etcl_deploy.build import build_network
+from etcl_deploy.learn.events import Event, TaskDone, TaskStarted
+from etcl_deploy.learn.trainer import learn_sequence
+from etcl_deploy.origins import load_tasks
+from etcl_deploy.settings import load_recipe
+
+
+def seconds_of_last(similar: str, before: int, epochs: int) -> float:
+    """How long the last of `before + 1` tasks takes; the ones before are learned in one epoch each."""
+    config = load_recipe("femnist1").with_values({"epochs": epochs, "similar": similar})
+    tasks = load_tasks(config, None)[: before + 1]
+    network, quick = build_network(config), replace(config.learning, epochs=1)
+    run = learn_sequence(network, tasks[:-1], quick)
+    clock: list[float] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, TaskStarted | TaskDone):
+            clock.append(time.perf_counter())
+
+    learn_sequence(network, tasks[-1:], config.learning, note, before=run, earlier=tasks[:-1])
+    return clock[1] - clock[0]
+
+
+def main(say: Callable[[str], None]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--similar", type=int, default=5, help="tasks before it, all similar")
+    parser.add_argument("--epochs", type=int, default=load_recipe("femnist1").learning.epochs)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    ratios, times = [], []
+    for _ in range(arguments.repeats):
+        pair = [seconds_of_last(similar, arguments.similar, arguments.epochs) for similar in ("all", "none")]
+        times.append(pair)
+        ratios.append(pair[0] / pair[1])
+        say(f"with {arguments.similar} similar tasks {pair[0]:.1f} s, with none {pair[1]:.1f} s: {ratios[-1]:.3f}")
+    result = {
+        "ratio": median(ratios),
+        "ratios": [min(ratios), max(ratios)],
+        "ours": median(pair[0] for pair in times),
+        "other": median(pair[1] for pair in times),
+        "unit": "seconds a task",
+        "repeats": arguments.repeats,
+        "now": 1.15,
+        "aim": 1.05,
+    }
+    say(f"ratio {result['ratio']:.3f}; at most 1.15, aim 1.05")
+    write_result("epoch_cost", ["L6"], result, {"similar": arguments.similar, "epochs": arguments.epochs})
+
+
+if __name__ == "__main__":
+    main(print)

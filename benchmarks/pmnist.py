@@ -1,0 +1,65 @@
+"""L3: PMNIST, ten permutations of MNIST, with the recipe's settings; and that no claimed bit ever changes.
+
+python benchmarks/pmnist.py --work DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+
+from record import write_result
+from torch import Tensor
+
+from etcl_deploy.learn.events import Event, TaskDone
+from etcl_deploy.learn.layers import MaskedLayer
+from etcl_deploy.settings import load_recipe
+from etcl_deploy.train import train
+
+
+def learn(seed: int, work: Path, say: Callable[[str], None]) -> dict[str, object]:
+    """One run, with the claimed weights of every task compared after every later one."""
+    config = load_recipe("pmnist").with_values({"seed": seed})
+    claimed: list[dict[str, tuple[Tensor, bytes]]] = []
+    changed = 0
+
+    def compare(event: Event) -> None:
+        nonlocal changed
+        if not isinstance(event, TaskDone):
+            return
+        layers = event.run.network.masked_layers
+        for snapshot in claimed:
+            changed += sum(owned(layers[name], mask) != data for name, (mask, data) in snapshot.items())
+        claimed.append({n: (layer.claimed.clone(), owned(layer, layer.claimed)) for n, layer in layers.items()})
+        say(f"seed {seed}: {event.task} {event.run.matrix[-1][-1]:.2f} %, {event.run.network.claimed():.0%} claimed")
+
+    run = train(config, None, work / f"pmnist-{seed}", "auto", compare)
+    return {**run.summary(config), "layers_changed_after_being_claimed": changed}
+
+
+def owned(layer: MaskedLayer, mask: Tensor) -> bytes:
+    """The weights under a mask, bit by bit."""
+    return layer.weight.detach()[mask].numpy().tobytes()
+
+
+def main(say: Callable[[str], None]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="where runs are kept")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments = parser.parse_args()
+    runs = {f"seed {seed}": learn(seed, arguments.work, say) for seed in arguments.seeds}
+    accuracies = [run["acc"] for run in runs.values()]
+    result = {
+        "acc": {"mean": fmean(accuracies), "deviation": stdev(accuracies) if len(accuracies) > 1 else 0.0},
+        "bwt": [run["bwt"] for run in runs.values()],
+        "layers_changed_after_being_claimed": [run["layers_changed_after_being_claimed"] for run in runs.values()],
+        "paper": {"acc": 97.11, "one": 96.70},
+    }
+    say(f"ACC {result['acc']['mean']:.2f} ± {result['acc']['deviation']:.2f} (paper 97.11)")
+    write_result("pmnist", ["L3"], result, load_recipe("pmnist").as_json(), runs=runs)
+
+
+if __name__ == "__main__":
+    main(print)

@@ -1,0 +1,88 @@
+"""Settings and tasks that make no sense: a clear error before anything is learned, or a clear warning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_network import make_tasks, small
+
+from etcl_deploy.config import Learning, Similarity, Transfer
+from etcl_deploy.errors import ConfigError, DataError
+from etcl_deploy.learn.events import Event, Warned
+from etcl_deploy.learn.trainer import learn_sequence
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("epochs", 0, "epochs must be at least 1, not 0"),
+        ("epochs", 2.5, "epochs must be int, not 2.5"),
+        ("learning_rate", float("nan"), "learning_rate must be above 0"),
+        ("batch_size", 1, "batch_size must be at least 2"),
+        ("validation_share", 1.0, "validation_share must be 0 up to 1"),
+        ("keep", "first", "keep must be one of last, best, not 'first'"),
+        ("optimizer", "adamw", "optimizer must be one of adam, sgd"),
+    ],
+)
+def test_learning_checks_its_values(field: str, value: object, reason: str) -> None:
+    """Also when it is made in Python, not read from a file."""
+    with pytest.raises(ConfigError, match=reason):
+        Learning(**{field: value})  # type: ignore[arg-type]
+
+
+def test_similarity_and_transfer_check_theirs() -> None:
+    """Sections inside sections are checked alike."""
+    with pytest.raises(ConfigError, match="margin must be 0 to 1"):
+        Similarity(margin=2)
+    with pytest.raises(ConfigError, match="alignment must be one of"):
+        Transfer(alignment="sometimes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("density", [0.0, -0.5, 1.5])
+def test_a_density_out_of_range_is_refused(density: float) -> None:
+    """Nothing, or more than everything, cannot be selected."""
+    with pytest.raises(ConfigError, match="density must be above 0, at most 1"):
+        small("fcn3", density=density)
+
+
+def test_tasks_that_cannot_be_learned_are_refused_before_any_is() -> None:
+    """Labels without a class, images of another size, no items, one class, a name that is there twice."""
+    first, second = make_tasks(2)
+    many = torch.full_like(second.train_y, 7)
+    cases = [
+        (replace(second, train_y=many), "task 't1' has the training label 7, but only 3 classes"),
+        (replace(second, test_y=second.test_y - 1), "has the test label -1"),
+        (replace(second, train_x=second.train_x[:, :8]), r"training images are torch.uint8 \[8, 16, 1\]"),
+        (replace(second, train_x=second.train_x.float()), "training images are torch.float32"),
+        (replace(second, test_x=second.test_x[:0], test_y=second.test_y[:0]), "has 0 test images and 0 labels"),
+        (replace(second, classes=("a",)), "at least two different classes"),
+        (replace(second, name="t0"), "task 't0' is there twice"),
+    ]
+    for wrong, reason in cases:
+        network = small("fcn3")
+        with pytest.raises(DataError, match=reason):
+            learn_sequence(network, [first, wrong], Learning(epochs=1))
+        assert not network.finished
+
+
+def warnings_of(network_values: dict[str, object], tasks: int, options: Learning) -> list[str]:
+    heard: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Warned):
+            heard.append(f"{event.task}: {event.message}")
+
+    learn_sequence(small("fcn3", **network_values), make_tasks(tasks), options, listen)
+    return heard
+
+
+def test_few_items_and_no_free_weights_are_said() -> None:
+    """Both are learned all the same, and the user hears why the result may be poor."""
+    few = warnings_of({}, 1, Learning(epochs=1, batch_size=64))
+    assert few == ["t0: only 30 items to learn from, fewer than a batch of 64"]
+    full = warnings_of({"density": 1.0}, 2, Learning(epochs=1, batch_size=16))
+    assert len(full) == 1
+    assert full[0].startswith("t1: every weight is claimed")
+    assert not warnings_of({}, 2, Learning(epochs=1, batch_size=16))

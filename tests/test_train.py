@@ -1,0 +1,180 @@
+"""Runs that survive: killed, interrupted, resumed, added to."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ETCL
+from PIL import Image
+
+from etcl_deploy.errors import DataError, RunError
+from etcl_deploy.learn.directory import load
+from etcl_deploy.settings import load_recipe
+from etcl_deploy.train import add, resume, train
+
+SMALL = ["--set", "width=4", "--set", "size=8", "--tasks", "3", "--epochs", "2", "--device", "cpu"]
+KILLS = 4  # the benchmark kill_resume.py does fifty
+
+
+def etcl(*words: object) -> subprocess.Popen[str]:
+    return subprocess.Popen([ETCL, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """What a command printed, once it ended well."""
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out
+
+
+def wait_for(path: Path, pattern: str) -> None:
+    """Until a file like that is there."""
+    for _ in range(3000):
+        if path.is_dir() and any(path.glob(pattern)):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"no {pattern} in {path}")
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_digest(tmp_path: Path) -> None:
+    """kill -9, resume, kill -9, ...: every bit is that of a run nobody disturbed."""
+    finish(etcl("train", "digits", "--run", tmp_path / "whole", *SMALL))
+    whole = load(tmp_path / "whole")
+    run, chance = tmp_path / "run", random.Random(0)
+    process = etcl("train", "digits", "--run", run, *SMALL, "--set", "checkpoint_seconds=0")
+    for _ in range(KILLS):
+        wait_for(run, "lesson-*")
+        time.sleep(chance.uniform(0, 0.5))
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        process = etcl("train", "--run", run, "--resume")
+    finish(process)
+    again = load(run)
+    assert again.digest == whole.digest
+    assert again.run.matrix == whole.run.matrix
+    assert not list(run.glob("lesson-*")) and not list(run.rglob(".*.safetensors"))
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    """The first one stops after the step at hand; what it says works."""
+    run = tmp_path / "my run"
+    process = etcl("train", "digits", "--run", run, *SMALL)
+    wait_for(run, "events.jsonl")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert f"go on with: etcl train --run '{run}' --resume" in err.replace("\n", "")
+    assert "Traceback" not in err
+    assert len(list(run.glob("lesson-*"))) == 1
+    summary = json.loads(finish(etcl("train", "--run", run, "--resume", "--json")))
+    assert len(summary["tasks"]) == 3
+    assert finish(etcl("eval", run))
+
+
+def test_resume_is_careful(tmp_path: Path) -> None:
+    """No run, a run that is complete, settings that are not the run's, data that changed."""
+    for words, code, message in (
+        (["--run", tmp_path / "none", "--resume"], 1, "holds no run"),
+        (["digits", "--run", tmp_path / "none", "--resume"], 2, "leave them out"),
+    ):
+        process = etcl("train", *words)
+        _, err = process.communicate(timeout=60)
+        assert (process.returncode, message in " ".join(err.split())) == (code, True), err
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Three tasks of noisy stripes, the first two of a kind."""
+    generator = torch.Generator().manual_seed(0)
+    for task, turned in (("a", False), ("b", False), ("c", True)):
+        for number in range(20):
+            for label in range(2):
+                pixels = torch.randint(0, 60, (12, 12), generator=generator)
+                pixels[label * 6 : label * 6 + 6] += 150
+                drawn = (pixels.T if turned else pixels).contiguous().to(torch.uint8)
+                path = tmp_path / "photos" / task / f"class-{label}" / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(drawn.numpy()).save(path)
+    return tmp_path / "photos"
+
+
+def settings() -> dict[str, object]:
+    return {"width": 4, "size": 12, "channels": 1, "epochs": 2, "batch_size": 8, "similar": "all"}
+
+
+def test_a_task_added_later_is_the_task_learned_at_once(photos: Path, tmp_path: Path) -> None:
+    """Learning a, b and adding c from another folder gives the bytes of learning a, b, c; old data may be gone."""
+    from etcl_deploy.config import Config
+
+    config = Config().with_values(settings())
+    train(config, photos, tmp_path / "whole", "cpu", lambda event: None)
+    later = tmp_path / "later"
+    later.mkdir()
+    shutil.move(photos / "c", later / "c")
+    train(config, photos, tmp_path / "run", "cpu", lambda event: None)
+    add(tmp_path / "run", later, "cpu", lambda event: None)
+    whole, run = load(tmp_path / "whole"), load(tmp_path / "run")
+    assert run.digest == whole.digest
+    assert run.run.matrix == whole.run.matrix
+
+    shutil.rmtree(photos)
+    (later / "c").rename(later / "d")
+    notes: list[str] = []
+    added, _ = add(tmp_path / "run", later, "cpu", lambda event: None, notes.append)
+    assert added.tasks == ("a", "b", "c", "d")
+    assert any("carried over" in note for note in notes)
+    changed = {change.task for change in added.knowledge["d"].changes if change.kept}
+    for name, value, old in zip("abc", added.matrix[-1], added.matrix[-2], strict=False):
+        assert value == (None if name in changed else old)
+    assert load(tmp_path / "run").run.matrix == added.matrix
+
+
+def test_what_cannot_be_added_changes_nothing(photos: Path, tmp_path: Path) -> None:
+    """A task the run already has; a run that is not there; data that is no folder."""
+    from etcl_deploy.config import Config
+
+    train(Config().with_values({**settings(), "tasks": 1}), photos, tmp_path / "run", "cpu", lambda event: None)
+    before = load(tmp_path / "run").digest
+    with pytest.raises(DataError, match="task 'a' is there twice"):
+        add(tmp_path / "run", photos, "cpu", lambda event: None)
+    with pytest.raises(DataError, match="is not a directory"):
+        add(tmp_path / "run", tmp_path / "nothing", "cpu", lambda event: None)
+    with pytest.raises(RunError, match="holds no run"):
+        add(tmp_path / "other", photos, "cpu", lambda event: None)
+    assert load(tmp_path / "run").digest == before
+
+
+def test_data_that_changed_since_is_refused(photos: Path, tmp_path: Path) -> None:
+    """A run never goes on with other items than it began with."""
+    from etcl_deploy.config import Config
+
+    def stop(event: object) -> None:
+        if type(event).__name__ == "TaskDone":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(Config().with_values(settings()), photos, tmp_path / "run", "cpu", stop)
+    Image.new("L", (12, 12)).save(photos / "b" / "class-0" / "3.png")
+    with pytest.raises(DataError, match="task 'b' are not those the run began with"):
+        resume(tmp_path / "run", "cpu", lambda event: None)
+
+
+def test_a_recipe_says_where_its_data_should_be(tmp_path: Path) -> None:
+    """Named by file and folder, before anything is written."""
+    for recipe, file in (("femnist1", "femnist1.npz"), ("pmnist", "mnist.npz")):
+        with pytest.raises(DataError, match=f"{file} is not in .*--data-root DIR or ETCL_DATA=DIR"):
+            train(load_recipe(recipe), None, tmp_path / "run", "cpu", lambda event: None, root=tmp_path)
+        (tmp_path / file).write_bytes(b"PK nothing")
+        with pytest.raises(DataError, match=rf"{file} is damaged or not a \.npz file"):
+            train(load_recipe(recipe), None, tmp_path / "run", "cpu", lambda event: None, root=tmp_path)
+    assert not (tmp_path / "run").exists()
