@@ -134,6 +134,24 @@ def test_results_on_stdout_progress_on_stderr(tmp_path: Path) -> None:
     assert "claimed" in done.stderr
 
 
+def test_eval_shows_what_was_compared_and_which_heads_changed(learned: Learned) -> None:
+    """For a person as tables, for a program in full; the run's digest is that of what was learned."""
+    shown = etcl("eval", learned.directory).stdout
+    for word in ("Similarity", "held against", "gap", "upright-a", "Heads improved", "own answers"):
+        assert word in shown
+    found = answer("eval", learned.directory)
+    assert found["method"] == "etcl"
+    assert found["similar"]["upright-b"] == ["upright-a"]
+    assert "turned" not in found["similar"] and "negative" not in found["similar"]
+    (compared,) = found["comparisons"]["upright-b"]
+    assert compared["similar"] and compared["distance"] < compared["original"]
+    assert compared["gap"] == pytest.approx(1 - compared["distance"] / compared["original"])
+    assert compared["reason"].startswith("gap 0.")
+    assert [change["task"] for change in found["heads"]["upright-b"]] == ["upright-a"]
+    assert found["heads"]["parity"] == [], "other classes: no head may change"
+    assert len(found["digest"]) == 64
+
+
 def test_names_are_shown_as_they_are(learned: Learned, tmp_path: Path) -> None:
     """Brackets are not markup, and a name cannot control the terminal."""
     image = tmp_path / "photo[copy]\x1b[31m.png"
