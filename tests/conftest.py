@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.config import Config
@@ -20,6 +21,7 @@ from etcl_deploy.train import train
 
 ROOT = Path(__file__).parent.parent
 ETCL = Path(sys.executable).parent / "etcl"
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 @dataclass(frozen=True)

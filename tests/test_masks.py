@@ -27,9 +27,11 @@ def test_a_mask_depends_on_its_scores_alone(density: float, stride: float) -> No
     for step in range(30):
         magnitude = (scores if step % 3 else scores.round(decimals=1)).abs()
         chosen = chooser(magnitude)
-        order = magnitude.flatten().argsort(descending=True, stable=True)
-        expected = torch.zeros(2000).index_fill_(0, order[: round(density * 2000)], 1.0).view(40, 50)
+        ranked = sorted((-value, index) for index, value in enumerate(magnitude.flatten().tolist()))
+        kept = torch.tensor([index for _, index in ranked[: round(density * 2000)]])
+        expected = torch.zeros(2000).index_fill_(0, kept, 1.0).view(40, 50)
         assert torch.equal(chosen, expected)
+        assert torch.equal(masks.rank(magnitude, round(density * 2000), torch.empty(40, 50)), expected)
         scores = scores + stride * torch.randn(40, 50, generator=generator)
 
 

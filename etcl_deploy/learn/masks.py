@@ -32,10 +32,7 @@ class Chooser:
         if kept == 0:
             return mask.zero_()
         if magnitude.device.type != "cpu":
-            # Nothing here waits for the device: no number is read back.
-            order = magnitude.flatten().argsort(descending=True, stable=True)
-            mask.zero_().view(-1)[order[:kept]] = 1
-            return mask
+            return rank(magnitude, kept, mask)
         values = magnitude.numpy().ravel()  # numpy compares several times faster than torch
         threshold, surplus = self._threshold(values, kept)
         torch.ge(magnitude, threshold, out=mask)
@@ -64,6 +61,16 @@ class Chooser:
         else:
             width *= min(2.0, max(0.5, total / 256 / seen))
         self._low, self._high = threshold - width / 2, threshold + width / 2
+
+
+def rank(magnitude: Tensor, kept: int, mask: Tensor) -> Tensor:
+    """`mask`, set to what a chooser chooses, by ranking everything: what a GPU is good at.
+
+    Nothing here waits for the device, since no number is read back.
+    """
+    order = magnitude.flatten().argsort(descending=True, stable=True)
+    mask.zero_().view(-1)[order[:kept]] = 1
+    return mask
 
 
 def reselect(scores: Tensor, mask: Tensor) -> Tensor:

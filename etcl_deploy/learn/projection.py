@@ -5,17 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+NOTHING = 1e-12  # a share of the energy below which a direction is rounding
+
 
 def principal(inputs: Tensor, energy: float) -> tuple[Tensor, Tensor]:
     """Orthonormal rows `[k, dimensions]` that hold `energy` of the squared norm of `inputs [items, dimensions]`,
-    and the share each holds. (The paper's Eq. approxi-R omits the factor `energy`.)"""
-    _, values, vectors = torch.linalg.svd(inputs.double(), full_matrices=False)
-    total = values.square().sum()
+    and the share each holds, largest first.
+
+    These are the first right singular vectors (Eq. svd; the paper's Eq. approxi-R omits the factor `energy`), found as
+    eigenvectors of the smaller of the two products of the inputs with themselves: the same, several times faster.
+    """
+    x = inputs.double()
+    wide = x.shape[0] < x.shape[1]
+    values, vectors = torch.linalg.eigh(x @ x.T if wide else x.T @ x)
+    values, vectors = values.flip(0).clamp_min(0), vectors.flip(1).T
+    total = values.sum()
     if not total:
-        return vectors[:1].float().contiguous(), torch.ones(1, device=inputs.device)
-    shares = values.square() / total
-    kept = min(int((shares.cumsum(0) < energy).sum()) + 1, len(shares))
-    return vectors[:kept].float().contiguous(), shares[:kept].float()
+        return torch.eye(1, x.shape[1], device=x.device), torch.ones(1, device=x.device)
+    shares = values / total
+    kept = min(int((shares.cumsum(0) < energy).sum()) + 1, int((shares > NOTHING).sum()))
+    rows = vectors[:kept]
+    if wide:
+        rows = (rows @ x) / values[:kept].sqrt().unsqueeze(1)
+    return rows.float().contiguous(), shares[:kept].float()
 
 
 def outside(update: Tensor, space: Tensor) -> Tensor:
