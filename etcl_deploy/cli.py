@@ -168,7 +168,7 @@ def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: 
             learned, config = learn(progress, progress.note)
     except KeyboardInterrupt:
         if (run / "run.json").exists():
-            progress.note(f"interrupted and saved; go on with: etcl train --run {shlex.quote(str(run))} --resume")
+            progress.note(f"interrupted; go on with: etcl train --run {shlex.quote(str(run))} --resume")
         raise
     summary = learned.summary(config)
     show({**summary, "digest": load(run).digest}, as_json=as_json, picture=run_report(summary))

@@ -34,7 +34,7 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rotation": (lambda v: 0 <= v <= 180, "0 to 180 degrees"),
     "zoom": (lambda v: 0 <= v < 1, "0 up to 1"),
     "shift": (lambda v: 0 <= v < 1, "0 up to 1"),
-    "seed": (lambda v: 0 <= v < 1 << 40, "0 to 2**40"),
+    "seed": (lambda v: 0 <= v < 1 << 32, "0 up to 2**32"),
     "margin": (lambda v: 0 <= v <= 1, "0 to 1"),
     "energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "sample_share": (lambda v: 0 < v <= 1, "above 0, at most 1"),
@@ -124,13 +124,14 @@ class Transfer(Section):
     alignment: Literal["warm_start", "once", "every_step", "off"] = "warm_start"
     # The similar task to begin with or align to: the most similar (the paper), or the latest, which builds on others.
     model: Literal["latest", "most_similar"] = "latest"
-    # Backwards: heads of similar tasks with equal classes go on learning, outside the space of their own data.
+    # Backwards: heads of similar tasks with equal classes go on learning, outside the space of their own data; off: no
+    # head of a finished task ever changes, and no new one is drawn to them.
     backward: Literal["projected", "off"] = "projected"
-    pull: float = 1.0  # weight of `1 - cos(head, similar head)` in the loss (Eq. Lsim)
+    pull: float = 1.0  # weight of `1 - cos(head, similar head)` in the loss of new and old heads (Eq. Lsim)
     head_energy: float = 0.999  # share of its data's squared norm that an old head's protected space holds
     head_epochs: int = 20  # passes over the new task's features for an old head
     head_rate: float = 0.001  # learning rate of old heads
-    head_agreement: float = 0.95  # an update is kept only if this share of a head's own answers stays the same
+    head_agreement: float = 0.9  # an update is kept only if this share of a head's first answers stays the same
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,11 @@ class Learning(Section):
     seed: int = 0
     similarity: Similarity = field(default_factory=Similarity)
     transfer: Transfer = field(default_factory=Transfer)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.patience or self.keep == "best") and not self.validation_share:
+            raise ConfigError("patience and keep = best go by validation items: validation_share must be above 0")
 
 
 @dataclass(frozen=True)

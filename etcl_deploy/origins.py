@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def load_tasks(
     """The tasks of a folder, or of the config's sequence."""
     preprocessing = preprocessing_of(config)
     if data is None:
-        return load_sequence(config.sequence, preprocessing, data_root(root))[: config.tasks]
+        return load_sequence(config.sequence, preprocessing, data_root(root), config.tasks)
     found = load_folder(data, preprocessing, config.images.test_share, config.learning.seed, config.tasks)
     if found.ignored:
         note(f"left out {len(found.ignored)} files that are not images, first {found.ignored[0]}")
@@ -35,7 +35,7 @@ def load_tasks(
 
 def origin_of(tasks: Sequence[Task], data: Path | None) -> Origin:
     """What a run remembers of where tasks came from."""
-    return Origin(str(data.absolute()) if data else None, {task.name: digest(task) for task in tasks})
+    return Origin(str(data.absolute()) if data else None, [(task.name, digest(task)) for task in tasks])
 
 
 def tasks_of(stored: Stored, note: Note, root: Path | None) -> list[Task]:
@@ -45,19 +45,21 @@ def tasks_of(stored: Stored, note: Note, root: Path | None) -> list[Task]:
         folder = Path(origin.folder) if origin.folder else None
         limit = stored.config.tasks if number == 0 else None  # what was added later was added whole
         try:
-            tasks = load_tasks(replace(stored.config, tasks=limit), folder, root=root)
-            found += [_unchanged(task, origin) for task in tasks if task.name in origin.tasks]
+            tasks = {task.name: task for task in load_tasks(replace(stored.config, tasks=limit), folder, root=root)}
+            found += [_unchanged(name, known, tasks) for name, known in origin.tasks]
         except DataError as error:
-            if any(name not in stored.run.tasks for name in origin.tasks):
+            if any(name in stored.waiting for name, _ in origin.tasks):
                 raise
             note(f"{error}. The accuracy of those tasks is carried over where their heads do not change")
     return found
 
 
-def _unchanged(task: Task, origin: Origin) -> Task:
-    if digest(task) != origin.tasks[task.name]:
-        raise DataError(f"the items of task {task.name!r} are not those the run began with; put them back to go on")
-    return task
+def _unchanged(name: str, known: str, tasks: Mapping[str, Task]) -> Task:
+    if name not in tasks:
+        raise DataError(f"task {name!r} is no longer there; put it back to go on")
+    if digest(tasks[name]) != known:
+        raise DataError(f"the items of task {name!r} are not those the run began with; put them back to go on")
+    return tasks[name]
 
 
 def digest(task: Task) -> str:

@@ -221,7 +221,8 @@ class TrainingProgress:
             self.note(f"{event.task}: {event.message}")
         elif isinstance(event, Compared):
             similar = [comparison.task for comparison in event.comparisons if comparison.similar]
-            self.similar = f"  similar to {', '.join(similar)}" if similar else ""
+            names = ", ".join(similar) if len(similar) <= 3 else f"{len(similar)} earlier tasks"
+            self.similar = f"  similar to {names}" if similar else ""
         elif isinstance(event, StepDone):
             done = event.epoch - 1 + event.step / event.steps
             self.bars.update(self.epochs, total=event.epochs, completed=done)

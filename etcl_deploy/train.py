@@ -16,8 +16,8 @@ from etcl_deploy.build import build_network, choose_device
 from etcl_deploy.config import Config
 from etcl_deploy.errors import RunError
 from etcl_deploy.learn import directory as directories
-from etcl_deploy.learn.directory import Origin
-from etcl_deploy.learn.events import Event, Report, StepDone, TaskDone
+from etcl_deploy.learn.directory import Stored
+from etcl_deploy.learn.events import Event, Report, Resumed, StepDone, TaskDone
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import check_tasks, learn_sequence
@@ -42,11 +42,11 @@ def train(
     network = build_network(config).to(choose_device(device))
     tasks = load_tasks(config, data, note, root)
     check_tasks(network, tasks)
-    origins = (origin_of(tasks, data),)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
-        directories.save(Run(network), config, origins, directory)
-        return _go_on(Run(network), config, origins, tasks, directory, report, note)
+        directories.check_free(directory)  # again: another process may have been quicker
+        stored = Stored(Run(network), config, (origin_of(tasks, data),))
+        return _go_on(stored, tasks, directory, report, note)
 
 
 def resume(
@@ -55,8 +55,7 @@ def resume(
     """Go on with a run from where it was left; it ends with the bytes it would have had."""
     with locked(directory):
         stored = directories.load(directory, choose_device(device), finished=False)
-        tasks = tasks_of(stored, note, root)
-        return _go_on(stored.run, stored.config, stored.origins, tasks, directory, report, note), stored.config
+        return _go_on(stored, tasks_of(stored, note, root), directory, report, note), stored.config
 
 
 def add(
@@ -65,40 +64,31 @@ def add(
     """Learn further tasks, from a folder, on a run that is complete."""
     with locked(directory):
         stored = directories.load(directory, choose_device(device))
-        waiting = [name for origin in stored.origins for name in origin.tasks if name not in stored.run.tasks]
-        if waiting:
-            raise RunError(
-                f"{directory} has not learned {waiting[0]!r} yet; first: etcl train --run {directory} --resume"
-            )
+        if stored.waiting:
+            hint = f"first: etcl train --run {directory} --resume"
+            raise RunError(f"{directory} has not learned {stored.waiting[0]!r} yet; {hint}")
         new = load_tasks(replace(stored.config, tasks=None), data, note, root)
         check_tasks(stored.run.network, new)
-        origins = (*stored.origins, origin_of(new, data))
         tasks = [*tasks_of(stored, note, root), *new]
-        directories.save(stored.run, stored.config, origins, directory)
-        return _go_on(stored.run, stored.config, origins, tasks, directory, report, note), stored.config
+        larger = replace(stored, origins=(*stored.origins, origin_of(new, data)))
+        return _go_on(larger, tasks, directory, report, note), stored.config
 
 
-def _go_on(
-    run: Run,
-    config: Config,
-    origins: tuple[Origin, ...],
-    tasks: Sequence[Task],
-    directory: Path,
-    report: Report,
-    note: Note,
-) -> Run:
-    """Learn the tasks that `run` has not, from where the first of them was left."""
-    waiting = [name for origin in origins for name in origin.tasks if name not in run.tasks]
-    rest = [task for task in tasks if task.name in waiting]
-    earlier = [task for task in tasks if task.name in run.tasks]
-    snapshot = directories.load_lesson(directory, rest[0].name) if rest else None
+def _go_on(stored: Stored, tasks: Sequence[Task], directory: Path, report: Report, note: Note) -> Run:
+    """Learn the tasks that are waiting, from where the first of them was left."""
+    run, config, waiting = stored.run, stored.config, stored.waiting
+    directories.tidy(directory)
+    snapshot = directories.load_lesson(directory, waiting[0]) if waiting else None
+    directories.save(stored, directory)
+    if snapshot:
+        directories.log_event(directory, _logged(Resumed(snapshot.task, int(snapshot.numbers["epoch"] or 0) + 1)))
     saved = time.monotonic()
     with _polite_stop(note) as stop_wanted:
 
         def save_and_report(event: Event) -> None:
             nonlocal saved
             if isinstance(event, TaskDone):
-                directories.save(event.run, config, origins, directory)
+                directories.save(replace(stored, run=event.run), directory)
             elif isinstance(event, StepDone):
                 due = time.monotonic() - saved >= config.checkpoint_seconds
                 if due or stop_wanted():
@@ -112,11 +102,11 @@ def _go_on(
 
         return learn_sequence(
             run.network,
-            rest,
+            [task for task in tasks if task.name in waiting],
             config.learning,
             save_and_report,
             before=run,
-            earlier=earlier,
+            earlier=[task for task in tasks if task.name in run.tasks],
             snapshot=snapshot,
         )
 

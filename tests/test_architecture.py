@@ -17,7 +17,7 @@ ROWS: list[list[str]] = [
     ["errors"],
     ["atomic", "config", "operations"],
     ["settings", "plan", "preprocessing", "bundle.codec"],
-    ["learn.masks", "learn.metrics", "learn.projection", "learn.augment", "learn.task", "learn.draft"],
+    ["learn.masks", "learn.chooser", "learn.metrics", "learn.projection", "learn.augment", "learn.task", "learn.draft"],
     ["learn.similarity"],
     ["learn.layers", "learn.backbones"],
     ["learn.network"],

@@ -9,7 +9,7 @@ import torch
 from test_network import make_tasks, small
 
 from etcl_deploy.config import Learning, Similarity, Transfer
-from etcl_deploy.errors import ConfigError, DataError
+from etcl_deploy.errors import ConfigError, DataError, NetworkError
 from etcl_deploy.learn.events import Event, Warned
 from etcl_deploy.learn.trainer import learn_sequence
 
@@ -45,6 +45,19 @@ def test_a_density_out_of_range_is_refused(density: float) -> None:
     """Nothing, or more than everything, cannot be selected."""
     with pytest.raises(ConfigError, match="density must be above 0, at most 1"):
         small("fcn3", density=density)
+
+
+def test_a_layer_that_would_have_no_weight_is_refused() -> None:
+    """By its name, before anything is learned."""
+    with pytest.raises(NetworkError, match=r"density 0\.005 leaves layer 'stem_conv' no weight"):
+        small("resnet18", density=0.005)
+
+
+def test_what_goes_by_validation_needs_validation() -> None:
+    """Settings that could do nothing are not taken in silence."""
+    for values in ({"patience": 3}, {"keep": "best"}):
+        with pytest.raises(ConfigError, match="validation_share must be above 0"):
+            Learning(validation_share=0, **values)  # type: ignore[arg-type]
 
 
 def test_tasks_that_cannot_be_learned_are_refused_before_any_is() -> None:
@@ -86,3 +99,5 @@ def test_few_items_and_no_free_weights_are_said() -> None:
     assert len(full) == 1
     assert full[0].startswith("t1: every weight is claimed")
     assert not warnings_of({}, 2, Learning(epochs=1, batch_size=16))
+    unchecked = warnings_of({}, 1, Learning(epochs=1, batch_size=16, validation_share=0))
+    assert unchecked == ["t0: no items are held back for validation to check old heads by: none is improved"]

@@ -83,7 +83,7 @@ def test_a_crash_while_saving_leaves_the_old_run(
 
         monkeypatch.setattr(Path, "replace", replace)
         with pytest.raises(OSError, match="No space left"):
-            directories.save(stored.run, stored.config, stored.origins, directory)
+            directories.save(stored, directory)
         monkeypatch.undo()
         assert (directory / "run.json").read_bytes() == before
         assert directories.load(directory).run.matrix == learned.run.matrix

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from etcl_deploy import mask_network
 from etcl_deploy.config import Learning, Similarity
+from etcl_deploy.errors import LearningError
 from etcl_deploy.learn.events import EpochDone, Event, StepDone
-from etcl_deploy.learn.lesson import Snapshot
+from etcl_deploy.learn.lesson import Lesson, Snapshot
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence
@@ -24,6 +25,8 @@ OPTIONS = {
     "augmented": replace(BASE, rotation=20.0, zoom=0.2, shift=0.1),
     "best": replace(BASE, keep="best", validation_share=0.3, patience=2),
     "once": replace(BASE, transfer=replace(BASE.transfer, alignment="once")),
+    "once with sgd": replace(BASE, optimizer="sgd", transfer=replace(BASE.transfer, alignment="once")),
+    "every step": replace(BASE, transfer=replace(BASE.transfer, alignment="every_step")),
     "bfloat16": replace(BASE, precision="bfloat16"),
 }
 
@@ -81,6 +84,15 @@ def resumed(tasks: list[Task], options: Learning, stop_at: int) -> MaskedNetwork
     again = learn_sequence(second, tasks[:1], options)
     learn_sequence(second, tasks[1:], options, before=again, earlier=tasks[:1], snapshot=taken[0])
     return second
+
+
+def test_left_on_another_device_it_says_so() -> None:
+    """Random numbers and sums differ between kinds of devices: going on would give something nobody asked for."""
+    network, (task,) = with_dropout(), make_tasks(1)
+    network.begin(task.name, task.classes, torch.Generator())
+    lesson = Lesson(network, task.name, BASE, 1)
+    with pytest.raises(LearningError, match="was left while it was learned on cuda; go on with --device cuda"):
+        lesson.restore(replace(lesson.snapshot(), device="cuda"))
 
 
 def epochs_done(options: Learning) -> list[EpochDone]:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etcl_deploy.learn import masks
+from etcl_deploy.learn.chooser import Chooser, rank
 
 
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=60), st.floats(0, 1))
@@ -23,15 +24,15 @@ def test_a_mask_depends_on_its_scores_alone(density: float, stride: float) -> No
     """A chooser that saw other scores before, near or far, gives what a new one gives; also where many are equal."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(40, 50, generator=generator)
-    chooser = masks.Chooser(density)
+    chooser = Chooser(density)
     for step in range(30):
         magnitude = (scores if step % 3 else scores.round(decimals=1)).abs()
-        chosen = chooser(magnitude)
+        chosen = chooser(magnitude, torch.empty(40, 50))
         ranked = sorted((-value, index) for index, value in enumerate(magnitude.flatten().tolist()))
         kept = torch.tensor([index for _, index in ranked[: round(density * 2000)]])
         expected = torch.zeros(2000).index_fill_(0, kept, 1.0).view(40, 50)
         assert torch.equal(chosen, expected)
-        assert torch.equal(masks.rank(magnitude, round(density * 2000), torch.empty(40, 50)), expected)
+        assert torch.equal(rank(magnitude, round(density * 2000), torch.empty(40, 50)), expected)
         scores = scores + stride * torch.randn(40, 50, generator=generator)
 
 

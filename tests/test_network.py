@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from etcl_deploy.build import build_network
-from etcl_deploy.config import Config, Learning, Transfer
+from etcl_deploy.config import Config, Learning, Similarity, Transfer
 from etcl_deploy.errors import LearningError, UnknownTaskError
-from etcl_deploy.learn.events import EpochDone, Event, TaskDone
+from etcl_deploy.learn.events import EpochDone, Event, StepDone, TaskDone
 from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.learn.masks import density, keep_top
 from etcl_deploy.learn.network import MaskedNetwork
@@ -42,21 +42,38 @@ OPTIMIZERS = [
     replace(PLAIN, optimizer="sgd", momentum=0.9, learning_rate=0.05),
     replace(PLAIN, optimizer="adam", learning_rate=0.01),
     replace(PLAIN, optimizer="adam", learning_rate=0.01, scores="fresh"),
+    *(
+        replace(
+            PLAIN,
+            optimizer=optimizer,
+            learning_rate=0.01,
+            similarity=Similarity(similar="all"),
+            transfer=Transfer(alignment=alignment, backward="off"),
+        )
+        for optimizer in ("adam", "sgd")
+        for alignment in ("once", "every_step", "warm_start")
+    ),
 ]
 
 
-@pytest.mark.parametrize("options", OPTIMIZERS, ids=lambda o: f"{o.optimizer}-{o.scores}")
+@pytest.mark.parametrize("options", OPTIMIZERS, ids=lambda o: f"{o.optimizer}-{o.scores}-{o.transfer.alignment}")
 @pytest.mark.parametrize("backbone", ["fcn3", "resnet18"])
 def test_claimed_weights_and_old_answers_keep_their_bits(backbone: str, options: Learning) -> None:
-    """After five tasks every weight an earlier task claimed, and task 1's logits, have the very same bytes."""
+    """After five tasks, and at every step of the way, every weight an earlier task claimed has the very same bytes.
+
+    And after every task so have task 1's logits.
+    """
     network, tasks = small(backbone), make_tasks(5)
     claimed: list[dict[str, tuple[Tensor, bytes]]] = []
     logits: list[bytes] = []
 
     def remember(event: Event) -> None:
+        layers = network.masked_layers
+        if isinstance(event, StepDone):  # before anything is put back
+            for snapshot in claimed:
+                assert all(owned(layers[name], mask) == data for name, (mask, data) in snapshot.items())
         if not isinstance(event, TaskDone):
             return
-        layers = network.masked_layers
         claimed.append({n: (layer.claimed.clone(), owned(layer, layer.claimed)) for n, layer in layers.items()})
         logits.append(predict(network, "t0", tasks[0].test_x).numpy().tobytes())
 
@@ -135,7 +152,7 @@ def test_normalization_does_not_depend_on_the_order_of_items() -> None:
     learn_sequence(network, [ordered], Learning(epochs=1, batch_size=64))
     found = network.finished[task.name].norms
     network.train()
-    network._estimate_norms([ordered.train_x])
+    network.estimate_norms([ordered.train_x])
     for step, norm in network.norm_layers.items():
         spread = norm.var.sqrt()
         assert ((found[step].mean - norm.mean).abs() <= 0.35 * spread + 0.05).all(), step

@@ -81,7 +81,7 @@ def test_the_relative_rule() -> None:
     assert close.reason == "gap 0.80 >= 0.5"
     assert (far.similar, far.reason) == (False, "gap 0.20 < 0.5")
     assert (worse.similar, worse.reason) == (False, "learning brought them no closer")
-    assert not nothing.similar
+    assert nothing.similar, "the same to begin with, and still the same"
 
 
 def test_the_rule_of_the_paper_is_blind_to_a_single_task() -> None:

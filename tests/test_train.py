@@ -15,6 +15,7 @@ import torch
 from conftest import ETCL
 from PIL import Image
 
+from etcl_deploy.config import Config
 from etcl_deploy.errors import DataError, RunError
 from etcl_deploy.learn.directory import load
 from etcl_deploy.settings import load_recipe
@@ -35,32 +36,36 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def wait_for(path: Path, pattern: str) -> None:
-    """Until a file like that is there."""
-    for _ in range(3000):
-        if path.is_dir() and any(path.glob(pattern)):
+def wait_for(path: Path, pattern: str, but: frozenset[Path] = frozenset()) -> None:
+    """Until a file like that is there, other than those in `but`."""
+    for _ in range(6000):
+        if path.is_dir() and set(path.glob(pattern)) - but:
             return
         time.sleep(0.01)
-    raise AssertionError(f"no {pattern} in {path}")
+    raise AssertionError(f"no new {pattern} in {path}")
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_digest(tmp_path: Path) -> None:
-    """kill -9, resume, kill -9, ...: every bit is that of a run nobody disturbed."""
+    """kill -9 while it learns, resume, kill -9, ...: every bit is that of a run nobody disturbed."""
     finish(etcl("train", "digits", "--run", tmp_path / "whole", *SMALL))
     whole = load(tmp_path / "whole")
     run, chance = tmp_path / "run", random.Random(0)
     process = etcl("train", "digits", "--run", run, *SMALL, "--set", "checkpoint_seconds=0")
+    before: frozenset[Path] = frozenset()
     for _ in range(KILLS):
-        wait_for(run, "lesson-*")
-        time.sleep(chance.uniform(0, 0.5))
+        wait_for(run, "lesson-*", before)  # it learns
+        time.sleep(chance.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
+        before = frozenset(run.glob("lesson-*"))
         process = etcl("train", "--run", run, "--resume")
     finish(process)
     again = load(run)
     assert again.digest == whole.digest
     assert again.run.matrix == whole.run.matrix
     assert not list(run.glob("lesson-*")) and not list(run.rglob(".*.safetensors"))
+    log = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in log].count("Resumed") >= 1
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -114,8 +119,6 @@ def settings() -> dict[str, object]:
 
 def test_a_task_added_later_is_the_task_learned_at_once(photos: Path, tmp_path: Path) -> None:
     """Learning a, b and adding c from another folder gives the bytes of learning a, b, c; old data may be gone."""
-    from etcl_deploy.config import Config
-
     config = Config().with_values(settings())
     train(config, photos, tmp_path / "whole", "cpu", lambda event: None)
     later = tmp_path / "later"
@@ -141,8 +144,6 @@ def test_a_task_added_later_is_the_task_learned_at_once(photos: Path, tmp_path: 
 
 def test_what_cannot_be_added_changes_nothing(photos: Path, tmp_path: Path) -> None:
     """A task the run already has; a run that is not there; data that is no folder."""
-    from etcl_deploy.config import Config
-
     train(Config().with_values({**settings(), "tasks": 1}), photos, tmp_path / "run", "cpu", lambda event: None)
     before = load(tmp_path / "run").digest
     with pytest.raises(DataError, match="task 'a' is there twice"):
@@ -156,7 +157,6 @@ def test_what_cannot_be_added_changes_nothing(photos: Path, tmp_path: Path) -> N
 
 def test_data_that_changed_since_is_refused(photos: Path, tmp_path: Path) -> None:
     """A run never goes on with other items than it began with."""
-    from etcl_deploy.config import Config
 
     def stop(event: object) -> None:
         if type(event).__name__ == "TaskDone":
@@ -167,6 +167,45 @@ def test_data_that_changed_since_is_refused(photos: Path, tmp_path: Path) -> Non
     Image.new("L", (12, 12)).save(photos / "b" / "class-0" / "3.png")
     with pytest.raises(DataError, match="task 'b' are not those the run began with"):
         resume(tmp_path / "run", "cpu", lambda event: None)
+
+
+def test_a_task_that_is_gone_or_moved_is_not_skipped(photos: Path, tmp_path: Path) -> None:
+    """Those that are waiting are learned in the order the run began with, or not at all."""
+
+    def stop(event: object) -> None:
+        if type(event).__name__ == "TaskDone":
+            raise KeyboardInterrupt
+
+    (photos / "tasks.toml").write_text('order = ["c", "a", "b"]')
+    with pytest.raises(KeyboardInterrupt):
+        train(Config().with_values(settings()), photos, tmp_path / "run", "cpu", stop)
+    (photos / "a").rename(tmp_path / "elsewhere")
+    (photos / "tasks.toml").unlink()
+    with pytest.raises(DataError, match="task 'a' is no longer there"):
+        resume(tmp_path / "run", "cpu", lambda event: None)
+    (tmp_path / "elsewhere").rename(photos / "a")
+    run, _ = resume(tmp_path / "run", "cpu", lambda event: None)
+    assert run.tasks == ("c", "a", "b")
+
+
+def test_files_that_only_look_like_ours_are_left_alone(photos: Path, tmp_path: Path) -> None:
+    """A directory with somebody's weights in it is not empty."""
+    (tmp_path / "run").mkdir()
+    mine = tmp_path / "run" / "backbone-imagenet.safetensors"
+    mine.write_bytes(b"precious")
+    with pytest.raises(RunError, match="not an empty directory"):
+        train(Config().with_values(settings()), photos, tmp_path / "run", "cpu", lambda event: None)
+    assert mine.read_bytes() == b"precious"
+
+
+def test_what_a_killed_start_left_is_no_obstacle(photos: Path, tmp_path: Path) -> None:
+    """A lock and half-written files of a process that never got far."""
+    (tmp_path / "run").mkdir()
+    half = "backbone-0123456789abcdef"
+    for name in (".lock", ".run.abc123.json", f".{half}.x1.safetensors", f"{half}.safetensors"):
+        (tmp_path / "run" / name).write_bytes(b"")
+    train(Config().with_values({**settings(), "tasks": 1}), photos, tmp_path / "run", "cpu", lambda event: None)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")) == [".lock"]
 
 
 def test_a_recipe_says_where_its_data_should_be(tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ import pytest
 import torch
 from test_network import make_tasks, small
 from torch import Tensor
+from torch.nn import functional as F
 
 from etcl_deploy.config import Learning, Similarity, Transfer
 from etcl_deploy.learn.backward import improve_heads
 from etcl_deploy.learn.events import Event, TaskDone
-from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.forward import align, guide
+from etcl_deploy.learn.masks import keep_top
+from etcl_deploy.learn.network import MaskedNetwork, TaskState
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Items, Task
 from etcl_deploy.learn.trainer import learn_sequence, predict
@@ -126,16 +129,49 @@ def test_learning_after_a_warm_start_leaves_its_model_alone() -> None:
     assert all(torch.equal(before[n], norm.gamma) for n, norm in network.finished["t0"].norms.items())
 
 
-@pytest.mark.parametrize("alignment", ["once", "every_step"])
-def test_aligned_scores_differ_from_unaligned_ones(alignment: str) -> None:
-    """The gradients through the similar task's mask reach the scores."""
-    found = []
-    for chosen in (alignment, "off"):
-        network = small("fcn3")
-        transfer = Transfer(alignment=chosen, backward="off")  # type: ignore[arg-type]
-        learn_sequence(network, make_tasks(2), replace(ALL_SIMILAR, epochs=1, transfer=transfer))
-        found.append(network.masked_layers["fc1"].scores.detach().clone())
-    assert not torch.equal(found[0], found[1])
+def score_gradient(network: MaskedNetwork, state: TaskState | None, images: Tensor, labels: Tensor) -> Tensor:
+    """The gradient of the first layer's scores, by autograd, through the task's own mask or through another's."""
+    layer = network.masked_layers["fc1"]
+    mask = keep_top(layer.scores, layer.density) if state is None else state.masks["fc1"]
+    other = network.masked_layers["fc2"]
+    second = keep_top(other.scores, other.density) if state is None else state.masks["fc2"]
+    chosen = mask.float().requires_grad_()
+    hidden = F.relu(F.linear(network.preprocessing.normalize(images).flatten(1), layer.weight.detach() * chosen))
+    features = F.relu(F.linear(hidden, other.weight.detach() * second))
+    loss = F.cross_entropy(network.answer(features), labels)
+    return torch.autograd.grad(loss, chosen)[0]
+
+
+def test_alignment_follows_its_equations() -> None:
+    """once: the sum of both gradients over all items (Eq. G-Align); every step: a tenth of the negative part."""
+    network, tasks = small("fcn3"), make_tasks(2)
+    learn_sequence(network, tasks[:1], ALL_SIMILAR)
+    state = network.finished["t0"]
+    network.begin("t1", state.classes, torch.Generator().manual_seed(5), fresh_scores=True)
+    images, labels = tasks[1].train_x, tasks[1].train_y
+    own, theirs = (score_gradient(network, s, images, labels) for s in (None, state))
+    assert not torch.allclose(own, theirs)
+    scores = network.masked_layers["fc1"].scores
+    align(network, [Items(images[:20], labels[:20]), Items(images[20:], labels[20:])], state)
+    assert scores.grad is not None
+    torch.testing.assert_close(scores.grad, own + theirs, rtol=1e-4, atol=1e-6)
+    network.backward(F.cross_entropy(network(images), labels))
+    guide(network, images, labels, [state, state])
+    torch.testing.assert_close(scores.grad, own + 2 * 0.1 * theirs.clamp_max(0), rtol=1e-4, atol=1e-6)
+
+
+def test_a_head_that_would_answer_otherwise_is_left_alone() -> None:
+    """However good for the new task: at most the agreed share of a head's first answers may change."""
+    network, tasks = small("fcn3", width=30), make_tasks(2, items=90)
+    loose = Transfer(backward="off", head_rate=0.3, head_energy=0.5, head_agreement=0.0, pull=0.0)
+    run, _ = learn(network, tasks, replace(ALL_SIMILAR, transfer=loose, epochs=8))
+    other = Items(tasks[1].train_x, (tasks[1].train_y + 1) % 3)  # other answers are right there, in both parts
+    state = network.finished["t0"]
+    for agreement, kept in ((0.0, True), (1.0, False)):
+        network.change_head("t0", state.head)
+        settings = replace(loose, head_agreement=agreement)
+        (change,) = improve_heads(network, "t1", [state], other, other, run.knowledge, settings, torch.Generator())
+        assert (change.kept == 1) == kept
 
 
 def test_similar_tasks_are_found_and_others_are_not() -> None:

@@ -38,8 +38,17 @@ def read_arrays(path: Path, names: Sequence[str]) -> Mapping[str, np.ndarray]:
         raise DataError(f"{path} is damaged or not a .npz file: {error}") from None
 
 
+def labels_of(values: np.ndarray, path: Path) -> Tensor:
+    """Labels as int64."""
+    if values.dtype.kind not in "iu" or values.ndim != 1:
+        raise DataError(f"{path}: labels must be whole numbers in a row, not {values.dtype} {list(values.shape)}")
+    return torch.from_numpy(values.astype(np.int64))
+
+
 def prepare_all(images: np.ndarray, preprocessing: Preprocessing) -> Tensor:
     """uint8 `[items, height, width, channels]` from uint8 images `[items, h, w]` or `[items, h, w, c]`."""
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise DataError(f"images must be uint8 [items, height, width], not {images.dtype} {list(images.shape)}")
     pixels = torch.from_numpy(images)
     if pixels.ndim == 3:
         pixels = pixels.unsqueeze(3)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from etcl_deploy.config import Transfer
-from etcl_deploy.learn.knowledge import HeadChange, HeadInputs, Knowledge
+from etcl_deploy.learn.knowledge import HeadChange, Knowledge
 from etcl_deploy.learn.network import Head, MaskedNetwork, TaskState
 from etcl_deploy.learn.projection import outside
 from etcl_deploy.learn.task import Items
@@ -52,15 +52,20 @@ def improve_heads(
     settings: Transfer,
     generator: torch.Generator,
 ) -> tuple[HeadChange, ...]:
-    """Train the head of every similar task on the new task's items; what was tried, and what came of it."""
+    """Train the head of every similar task on the new task's items; what was tried, and what came of it.
+
+    Without validation items there is nothing to check an update by, so none is tried.
+    """
+    if not len(validation):
+        return ()
     target = pull_target([network.finished[name]])
     changes = []
     for state in similar:
-        inputs = knowledge[state.name].inputs
+        known = knowledge[state.name]
         seen = Items(network.embed(training.images, state.name), training.labels.to(network.device))
         held = Items(network.embed(validation.images, state.name), validation.labels.to(network.device))
-        trained = _train(state.head, seen, inputs.space, target, settings, generator)
-        head, change = _without_harm(state, trained, held, inputs, settings, generator)
+        trained = _train(state.head, seen, known.inputs.space, target, settings, generator)
+        head, change = _without_harm(state, trained, held, known, settings, generator)
         if change.kept:
             network.change_head(state.name, head)
         changes.append(change)
@@ -96,20 +101,20 @@ def _without_harm(
     state: TaskState,
     trained: Head,
     held: Items,
-    inputs: HeadInputs,
+    known: Knowledge,
     settings: Transfer,
     generator: torch.Generator,
 ) -> tuple[Head, HeadChange]:
     """As much of the way to `trained` as does no harm that can be seen, perhaps none of it.
 
     Harm is a higher loss on the new task's held-back items, or answers to draws from the task's own head inputs that
-    differ from what the head said before.
+    differ from those of the head the task was finished with.
     """
-    drawn, _ = inputs.draw(DRAWS, generator)
-    answers = _logits(state.head, drawn).argmax(1)
+    drawn = known.inputs.draw(DRAWS, generator)
+    answers = _logits(known.head, drawn).argmax(1)
     before = _score(state.head, held)
     length = state.head["weight"].norm()
-    for share in SHARES if len(held) else ():
+    for share in SHARES:
         head = {key: torch.lerp(value, trained[key], share) for key, value in state.head.items()}
         agreement = float((_logits(head, drawn).argmax(1) == answers).float().mean())
         after = _score(head, held)
@@ -124,9 +129,7 @@ def _logits(head: Head, features: Tensor) -> Tensor:
 
 
 def _score(head: Head, items: Items) -> tuple[float, float]:
-    """Mean loss, and accuracy in percent; of no items, 0."""
-    if not len(items):
-        return 0.0, 0.0
+    """Mean loss, and accuracy in percent."""
     logits = _logits(head, items.images)
     right = (logits.argmax(1) == items.labels).float().mean()
     return float(F.cross_entropy(logits, items.labels)), 100 * float(right)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ class Origin:
     """Where some of a run's tasks come from, so that it can be taken up again."""
 
     folder: str | None  # None: the sequence its config names
-    tasks: Mapping[str, str]  # in order, each with the digest of its items
+    tasks: Sequence[tuple[str, str]]  # names in the order they are learned, each with the digest of its items
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,12 @@ class Stored:
     run: Run
     config: Config
     origins: tuple[Origin, ...]
-    digest: str  # of every bit that was learned
+    digest: str = ""  # of every bit that was learned, as it was read
+
+    @property
+    def waiting(self) -> list[str]:
+        """The tasks that are still to be learned, in order."""
+        return [name for origin in self.origins for name, _ in origin.tasks if name not in self.run.tasks]
 
 
 def check_free(directory: Path) -> None:
@@ -76,14 +82,24 @@ def check_free(directory: Path) -> None:
 
 def _is_leftover(path: Path) -> bool:
     """Something a process left that was killed before its run was one."""
-    return path.name == atomic.LOCK or path.name.lstrip(".").startswith(("run.", "backbone-"))
+    ours = r"\.run\.\w+\.json|\.?backbone-[0-9a-f]{16}(\.\w+)?\.safetensors"
+    return path.name == atomic.LOCK or re.fullmatch(ours, path.name) is not None
 
 
-def save(run: Run, config: Config, origins: Sequence[Origin], directory: Path) -> None:
+def tidy(directory: Path) -> None:
+    """Remove half-written files that processes left which were killed while they wrote."""
+    for pattern in (".run.*.json", ".*.safetensors", "tasks/.*.safetensors"):
+        for left in directory.glob(pattern):
+            left.unlink()
+
+
+def save(stored: Stored, directory: Path) -> None:
     """Write what is new since the last time; the previous state stays valid until the new one is complete."""
+    run = stored.run
     network = run.network
     entries = _read_record(directory)["tasks"] if (directory / RECORD).exists() else []
-    for number in range(len(entries), len(run.tasks)):
+    before = len(entries)
+    for number in range(before, len(run.tasks)):
         name = run.tasks[number]
         state, known = network.finished[name], run.knowledge[name]
         changed = {run.tasks.index(c.task): network.finished[c.task].head for c in known.changes if c.kept}
@@ -98,8 +114,8 @@ def save(run: Run, config: Config, origins: Sequence[Origin], directory: Path) -
         )
     record: dict[str, Any] = {
         "format": FORMAT,
-        "config": config.as_json(),
-        "origins": [asdict(origin) for origin in origins],
+        "config": stored.config.as_json(),
+        "origins": [asdict(origin) for origin in stored.origins],
         "backbone": network.plan.as_json(),
         "preprocessing": network.preprocessing.as_json(),
         "density": network.density,
@@ -111,7 +127,8 @@ def save(run: Run, config: Config, origins: Sequence[Origin], directory: Path) -
     }
     atomic.write_bytes(directory / RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
     _remove(directory, "backbone", keep=record["state"]["name"])
-    _remove(directory, "lesson")
+    if len(entries) > before:
+        _remove(directory, "lesson")
 
 
 def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) -> Stored:
@@ -119,6 +136,8 @@ def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) 
     path = directory / RECORD
     try:
         record = _read_record(directory)
+        if not (directory / record["state"]["name"]).exists():  # it was just replaced by a process at work
+            record = _read_record(directory)
         if finished and not record["tasks"]:
             raise RunError(
                 f"no task of the run in {directory} is finished; go on with it: etcl train --run {directory} --resume"
@@ -132,7 +151,7 @@ def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) 
 
 def save_lesson(snapshot: Snapshot, directory: Path) -> None:
     """Write the state of the task under way."""
-    about = json.dumps({"task": snapshot.task, "numbers": dict(snapshot.numbers)}).encode()
+    about = json.dumps({"task": snapshot.task, "device": snapshot.device, "numbers": dict(snapshot.numbers)}).encode()
     numbers = torch.frombuffer(bytearray(about), dtype=torch.uint8)
     written = _write(directory, "lesson", {"": numbers, **snapshot.tensors})
     _remove(directory, "lesson", keep=written["name"])
@@ -146,7 +165,7 @@ def load_lesson(directory: Path, task: str) -> Snapshot | None:
         if path.stem == f"lesson-{hashlib.sha256(data).hexdigest()[:16]}":
             tensors = tensors_from_bytes(data)
             about = json.loads(bytes(tensors.pop("").tolist()))
-            found.append(Snapshot(about["task"], about["numbers"], tensors))
+            found.append(Snapshot(about["task"], about["device"], about["numbers"], tensors))
     ours = [snapshot for snapshot in found if snapshot.task == task]
     return max(ours, key=lambda s: (s.numbers["epoch"] or 0, s.numbers["step"] or 0), default=None)
 
@@ -186,12 +205,13 @@ def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) 
                 number = list(network.finished).index(change.task)
                 network.change_head(change.task, parts.head_from(tensors, f"head_of/{number}"))
         comparisons = tuple(Comparison(**comparison) for comparison in entry["comparisons"])
-        knowledge[entry["name"]] = Knowledge(*parts.knowledge_from(tensors), comparisons, changes)
+        first = parts.head_from(tensors, "head")
+        knowledge[entry["name"]] = Knowledge(*parts.knowledge_from(tensors), first, comparisons, changes)
     matrix = tuple(tuple(None if value is None else float(value) for value in row) for row in record["matrix"])
     if [len(row) for row in matrix] != list(range(1, len(knowledge) + 1)):
         raise ValueError("the accuracy matrix does not fit the tasks")
     run = Run(network, knowledge, matrix, record["seconds"], record["versions"])
-    origins = tuple(Origin(**origin) for origin in record["origins"])
+    origins = tuple(Origin(o["folder"], [(name, digest) for name, digest in o["tasks"]]) for o in record["origins"])
     return Stored(run, config_from(record["config"]), origins, _digest(record))
 
 

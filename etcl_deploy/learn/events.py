@@ -20,6 +20,14 @@ class TaskStarted:
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """A task that was left in the middle of an epoch is taken up again there; epochs count from 1."""
+
+    task: str
+    epoch: int
+
+
+@dataclass(frozen=True)
 class Compared:
     """A task was held against every earlier one."""
 
@@ -66,5 +74,5 @@ class TaskDone:
     run: Run
 
 
-Event = TaskStarted | Compared | Warned | StepDone | EpochDone | TaskDone
+Event = TaskStarted | Resumed | Compared | Warned | StepDone | EpochDone | TaskDone
 Report = Callable[[Event], None]

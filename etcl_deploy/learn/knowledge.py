@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.config import Similarity
-from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.network import Head, MaskedNetwork
 from etcl_deploy.learn.projection import principal
 from etcl_deploy.learn.similarity import DISTANCES, Comparison, Signature, decide
+
+MOST = 2000  # items of a sample: more would tell nothing new
 
 
 @dataclass(frozen=True)
@@ -24,14 +26,16 @@ class HeadInputs:
 
     means: Tensor  # [classes, features]
     counts: Tensor  # [classes], how many items each had
-    spread: Tensor  # [k, features]: a draw is its class's mean plus standard normal numbers times these rows
+    spread: Tensor  # [k, features]: a draw is its class's mean plus standard normal numbers times these rows,
+    rest: Tensor  # [1]: and times this in every direction
     space: Tensor  # [k, features], orthonormal: the directions that hold nearly all of it
 
-    def draw(self, each: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """`each` inputs of every class that had items, and their classes."""
+    def draw(self, each: int, generator: torch.Generator) -> Tensor:
+        """`each` inputs of every class that had items."""
         classes = self.counts.nonzero()[:, 0].repeat_interleave(each)
-        noise = torch.randn(len(classes), len(self.spread), generator=generator).to(self.spread.device)
-        return self.means[classes] + noise @ self.spread, classes
+        along = torch.randn(len(classes), len(self.spread), generator=generator).to(self.spread.device)
+        around = torch.randn(len(classes), self.means.shape[1], generator=generator).to(self.spread.device)
+        return self.means[classes] + along @ self.spread + around * self.rest
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Knowledge:
     original: Signature  # of a sample of it, in a network that never learned
     learned: Signature  # of the same sample, in its own sub-network
     inputs: HeadInputs
+    head: Head  # as the task was finished with; later tasks may have improved it since
     comparisons: tuple[Comparison, ...] = ()  # with every earlier task, before it was learned
     changes: tuple[HeadChange, ...] = ()  # of earlier heads, while it was learned
 
@@ -71,7 +76,7 @@ def most_similar_first(comparisons: Iterable[Comparison]) -> tuple[str, ...]:
 def sample(images: Tensor, settings: Similarity, generator: torch.Generator) -> Tensor:
     """The items a task is compared by."""
     wanted = max(settings.sample_items, math.ceil(settings.sample_share * len(images)))
-    return images[torch.randperm(len(images), generator=generator)[:wanted]]
+    return images[torch.randperm(len(images), generator=generator)[: min(wanted, MOST)]]
 
 
 class Comparer:
@@ -122,5 +127,7 @@ def describe_inputs(features: Tensor, labels: Tensor, classes: int, energy: floa
     within = features - means[labels]
     freedom = max(1, len(features) - int((counts > 0).sum()))
     directions, shares = principal(within, 0.99)
-    scale = (shares * within.square().sum() / freedom).sqrt()
-    return HeadInputs(means, counts, directions * scale.unsqueeze(1), principal(features, energy)[0])
+    variance = within.square().sum() / freedom
+    spread = directions * (shares * variance).sqrt().unsqueeze(1)
+    rest = ((1 - shares.sum()).clamp_min(0) * variance / features.shape[1]).sqrt().view(1)
+    return HeadInputs(means, counts, spread, rest, principal(features, energy)[0])

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etcl_deploy.learn.masks import Chooser, keep_top, reselect, union
+from etcl_deploy.learn.chooser import Chooser
+from etcl_deploy.learn.masks import keep_top, reselect, union
 from etcl_deploy.operations import normalize, weigh
 from etcl_deploy.plan import Step
 
@@ -80,6 +81,7 @@ class MaskedLayer(nn.Module):
         with torch.no_grad():
             self.weight.copy_(torch.where(self.claimed, self._frozen, self.weight))
         self.free, self._scratch = None, {}
+        self.weight.grad = self.scores.grad = None  # no step of the next task may be taken along these
 
     def settle(self) -> Tensor:
         """Fix the mask of the task that was just learned, use it from now on, and give it."""
@@ -146,6 +148,9 @@ class MaskedLayer(nn.Module):
         return weigh(self.step.op, self.step.settings, x, self.effective_weight())
 
 
+MOMENTUM = 0.1  # of the running statistics, at every step
+
+
 @dataclass(frozen=True)
 class Norm:
     """One task's state of one normalization layer, each `[features]`; group and layer norm have no mean and var."""
@@ -180,6 +185,7 @@ class TaskNorm(nn.Module):
         self.step = step
         features = step.settings["features"]
         kept = features if step.op == "norm" else 0
+        self.momentum = MOMENTUM
         self.gamma = nn.Parameter(torch.ones(features))
         self.beta = nn.Parameter(torch.zeros(features))
         self.register_buffer("mean", torch.zeros(kept))
@@ -193,8 +199,8 @@ class TaskNorm(nn.Module):
             torch.zeros_like(self.mean),
             torch.ones_like(self.var),
         )
-        # A copy, so that learning never reaches the state of a finished task.
-        gamma, beta, mean, var = (t.clone() if trainable else t for t in (norm.gamma, norm.beta, norm.mean, norm.var))
+        # Copies, so that nothing done with this layer reaches the state of a finished task.
+        gamma, beta, mean, var = (t.clone() for t in (norm.gamma, norm.beta, norm.mean, norm.var))
         self.gamma = nn.Parameter(gamma, requires_grad=trainable)
         self.beta = nn.Parameter(beta, requires_grad=trainable)
         self.mean, self.var = mean, var
@@ -210,5 +216,5 @@ class TaskNorm(nn.Module):
             return normalize(op, settings, x, self.gamma, self.beta)
         # In training the batch's own statistics are used and a running mean of them is kept, to look at validation
         # items by; `MaskedNetwork.finish` replaces it by the statistics of all the items.
-        momentum = 0.1 if self.training else 0.0
-        return F.batch_norm(x, self.mean, self.var, self.gamma, self.beta, self.training, momentum, settings["eps"])
+        state = (self.mean, self.var, self.gamma, self.beta)
+        return F.batch_norm(x, *state, self.training, self.momentum, settings["eps"])

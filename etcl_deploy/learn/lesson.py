@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.config import Learning
+from etcl_deploy.errors import LearningError
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.task import Items
 
@@ -23,6 +24,7 @@ class Snapshot:
     """A lesson as data."""
 
     task: str
+    device: str  # the kind of device it was learned on
     numbers: Mapping[str, float | None]
     tensors: Mapping[str, Tensor]
 
@@ -42,7 +44,8 @@ class Lesson:
         self.best: float | None = None  # validation accuracy
         self.waited = 0  # epochs since
         self.best_tensors: dict[str, Tensor] = {}
-        self.generator = torch.Generator()
+        self.generator = seeded(options.seed, position, 0)
+        network.randomness = torch.Generator(network.device).manual_seed(self.generator.initial_seed())
         self._left_off: tuple[Tensor, ...] = ()  # states of the random numbers to go on with
 
     def start_epoch(self, training: Items) -> list[Tensor]:
@@ -109,10 +112,14 @@ class Lesson:
         for index, parameter in enumerate(self._parameters()):
             state = self.optimizer.state.get(parameter, {})
             tensors |= {f"optimizer/{index}/{k}": v for k, v in state.items() if isinstance(v, Tensor)}
-        return Snapshot(self.task, numbers, {k: v.detach().cpu().clone() for k, v in tensors.items()})
+        kind = self.network.device.type
+        return Snapshot(self.task, kind, numbers, {k: v.detach().cpu().clone() for k, v in tensors.items()})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Stand where the snapshot was taken."""
+        if snapshot.device != self.network.device.type:
+            hint = f"go on with --device {snapshot.device}"
+            raise LearningError(f"task {self.task!r} was left while it was learned on {snapshot.device}; {hint}")
         numbers, tensors = snapshot.numbers, snapshot.tensors
         self.epoch, self.step, self.waited = (int(numbers[k] or 0) for k in ("epoch", "step", "waited"))
         self.best = numbers["best"]
@@ -146,10 +153,10 @@ def seeded(seed: int, position: int, use: int) -> torch.Generator:
 def _optimizer(network: MaskedNetwork, options: Learning) -> torch.optim.Optimizer:
     layers = network.masked_layers.values()
     backbone = [layer.weight for layer in layers]  # decayed by `MaskedLayer.decay`, which spares claimed weights
-    rest = [layer.scores for layer in layers] + list(network.norms.parameters())
     groups = [
         {"params": list(network.head.values()), "weight_decay": options.weight_decay},
-        {"params": backbone + rest, "weight_decay": 0.0},
+        {"params": backbone + list(network.norms.parameters()), "weight_decay": 0.0},
+        {"params": [layer.scores for layer in layers], "weight_decay": 0.0},
     ]
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum, fused=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etcl_deploy.errors import UnknownTaskError
+from etcl_deploy.errors import NetworkError, UnknownTaskError
 from etcl_deploy.learn import masks
-from etcl_deploy.learn.layers import MaskedLayer, Norm, TaskNorm
+from etcl_deploy.learn.layers import MOMENTUM, MaskedLayer, Norm, TaskNorm
 from etcl_deploy.plan import Plan, Step
 from etcl_deploy.preprocessing import Preprocessing
 
@@ -50,6 +51,9 @@ class MaskedNetwork(nn.Module):
         super().__init__()
         if not 0 < density <= 1:
             raise ValueError(f"density must be above 0 and at most 1, not {density}")
+        for step in plan.masked:
+            if step.op != "bias" and not round(density * prod(step.weight_shape or ())):
+                raise NetworkError(f"density {density} leaves layer {step.name!r} no weight; a higher one is needed")
         self.plan = plan
         self.preprocessing = preprocessing
         self.density = density
@@ -117,21 +121,24 @@ class MaskedNetwork(nn.Module):
     @contextmanager
     def borrowing(self, state: TaskState) -> Iterator[None]:
         """Look through the mask of a finished task while another is learned."""
-        layers = self.masked_layers
         try:
-            for step, layer in layers.items():
+            for step, layer in self.masked_layers.items():
                 layer.borrowed = state.masks[step]
+            for norm in self.norm_layers.values():
+                norm.momentum = 0.0  # the running statistics are those of the task's own mask
             yield
         finally:
-            for layer in layers.values():
+            for layer in self.masked_layers.values():
                 layer.borrowed = None
+            for norm in self.norm_layers.values():
+                norm.momentum = MOMENTUM
 
     def finish(self, batches: Iterable[Tensor]) -> TaskState:
         """Fix the task's mask, re-estimate its normalization over `batches`, claim its weights."""
         assert self._learning is not None, "begin a task first"
         name, classes = self._learning
         fixed = {step: layer.settle() for step, layer in self.masked_layers.items()}
-        self._estimate_norms(batches)
+        self.estimate_norms(batches)
         state = TaskState(
             name,
             classes,
@@ -240,7 +247,7 @@ class MaskedNetwork(nn.Module):
         self.head = nn.ParameterDict({key: nn.Parameter(value, requires_grad=trainable) for key, value in head.items()})
 
     @torch.no_grad()
-    def _estimate_norms(self, batches: Iterable[Tensor]) -> None:
+    def estimate_norms(self, batches: Iterable[Tensor]) -> None:
         """Set every batch norm's mean and variance to those over all items, under the final mask, nothing dropped."""
         norms = {name: norm for name, norm in self.norm_layers.items() if norm.step.op == "norm"}
         sums = {name: torch.zeros(3, len(norm.mean)).double() for name, norm in norms.items()}
@@ -258,7 +265,7 @@ class MaskedNetwork(nn.Module):
         self.norms.train()
         try:
             for images in batches if hooks else ():
-                self.features(images)
+                self.features(images.to(self.device))
         finally:
             for hook in hooks:
                 hook.remove()

@@ -15,9 +15,9 @@ def principal(inputs: Tensor, energy: float) -> tuple[Tensor, Tensor]:
     These are the first right singular vectors (Eq. svd; the paper's Eq. approxi-R omits the factor `energy`), found as
     eigenvectors of the smaller of the two products of the inputs with themselves: the same, several times faster.
     """
-    x = inputs.double()
-    wide = x.shape[0] < x.shape[1]
-    values, vectors = torch.linalg.eigh(x @ x.T if wide else x.T @ x)
+    wide = inputs.shape[0] < inputs.shape[1]
+    x = inputs.double() if wide else inputs
+    values, vectors = torch.linalg.eigh(x @ x.T if wide else _gram(x))
     values, vectors = values.flip(0).clamp_min(0), vectors.flip(1).T
     total = values.sum()
     if not total:
@@ -28,6 +28,14 @@ def principal(inputs: Tensor, energy: float) -> tuple[Tensor, Tensor]:
     if wide:
         rows = (rows @ x) / values[:kept].sqrt().unsqueeze(1)
     return rows.float().contiguous(), shares[:kept].float()
+
+
+def _gram(inputs: Tensor) -> Tensor:
+    """`X^T X` in double precision, without a copy of all the inputs in it."""
+    total = torch.zeros(inputs.shape[1], inputs.shape[1], dtype=torch.float64, device=inputs.device)
+    for part in torch.split(inputs, 4096):
+        total += part.double().T @ part.double()
+    return total
 
 
 def outside(update: Tensor, space: Tensor) -> Tensor:

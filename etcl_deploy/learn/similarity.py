@@ -16,6 +16,7 @@ from torch import Tensor
 
 from etcl_deploy.learn.projection import principal
 
+SAME = 1e-6  # a distance below which two samples are the same
 QUANTILES = 1024  # points that stand for a one-dimensional distribution
 
 
@@ -117,8 +118,11 @@ Rule = Callable[[Sequence[float], Sequence[float]], list[float]]
 
 
 def relative_gaps(distances: Sequence[float], originals: Sequence[float]) -> list[float]:
-    """`(dis' - dis) / dis'` for every earlier task: the share of the original distance that learning removed."""
-    return [(o - d) / o if o > 0 else 0.0 for d, o in zip(distances, originals, strict=True)]
+    """`(dis' - dis) / dis'` for every earlier task: the share of the original distance that learning removed.
+
+    Samples that were the same to begin with, and still are, have a gap of 1.
+    """
+    return [(o - d) / o if o > SAME else float(d <= SAME) for d, o in zip(distances, originals, strict=True)]
 
 
 def normalized_gaps(distances: Sequence[float], originals: Sequence[float]) -> list[float]:

@@ -27,7 +27,10 @@ class Items:
         return Items(self.images.to(device) if fits else self.images, self.labels.to(device if fits else "cpu"))
 
     def split(self, share: float, generator: torch.Generator) -> tuple[Items, Items]:
-        """Most of the items, and a random share that is held back (none of fewer than two)."""
+        """Most of the items, and a random share that is held back (none of fewer than two); both in random order.
+
+        Items often come class by class, and a batch of one class has the statistics of no other.
+        """
         held = min(round(share * len(self)), len(self) - 1)
         order = torch.randperm(len(self), generator=generator)
         return self[order[held:]], self[order[:held]]

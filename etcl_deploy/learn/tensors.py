@@ -70,9 +70,10 @@ def head_from(tensors: Tensors, prefix: str) -> Head:
 
 def knowledge_from(tensors: Tensors) -> tuple[Signature, Signature, HeadInputs]:
     """Both signatures and the head inputs of a task."""
+    on_the_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}  # where signatures are compared
     return (
-        _whole(Signature, "knowledge/original", tensors),
-        _whole(Signature, "knowledge/learned", tensors),
+        _whole(Signature, "knowledge/original", on_the_cpu),
+        _whole(Signature, "knowledge/learned", on_the_cpu),
         _whole(HeadInputs, "knowledge/inputs", tensors),
     )
 

@@ -79,7 +79,7 @@ def learn_task(
     training, validation = (
         part.to(network.device) for part in task.training.split(options.validation_share, generator)
     )
-    for warning in _warnings(network, task, training, options):
+    for warning in _warnings(network, training, validation, options):
         report(Warned(task.name, warning))
 
     # Which earlier tasks are similar (Eq. SDM)
@@ -99,6 +99,7 @@ def learn_task(
         lesson.restore(snapshot)
     elif model and transfer.alignment == "once":
         batches = [training[part] for part in training.batches(options.batch_size)]
+        lesson.optimizer.zero_grad()
         align(network, batches, model)
         lesson.step_along_gradients()
 
@@ -106,16 +107,16 @@ def learn_task(
     guides = similar if transfer.alignment == "every_step" else []
     _learn(lesson, training, validation, guides, pull_target(kin) if transfer.backward != "off" else None, report)
     _check_finite(network, training, options, task)
-    # Shuffled: items often come class by class, and a batch of one class has the statistics of no other.
-    network.finish(training.images[b] for b in training.batches(EVALUATION_BATCH, generator))
+    network.finish(training.images[part] for part in training.batches(EVALUATION_BATCH))
 
     # Backward transfer, and what later tasks need to know of this one
     changes: tuple[HeadChange, ...] = ()
     if transfer.backward != "off":
         changes = improve_heads(network, task.name, kin, training, validation, knowledge, transfer, generator)
     features = network.embed(training.images, task.name)
-    inputs = describe_inputs(features, training.labels, len(task.classes), transfer.head_energy)
-    return Knowledge(comparer.original(items), comparer.learned(items, task.name), inputs, comparisons, changes)
+    inputs = describe_inputs(features, training.labels.to(network.device), len(task.classes), transfer.head_energy)
+    signatures = comparer.original(items), comparer.learned(items, task.name)
+    return Knowledge(*signatures, inputs, network.finished[task.name].head, comparisons, changes)
 
 
 def _model(similar: Sequence[TaskState], network: MaskedNetwork, choice: str) -> TaskState | None:
@@ -157,6 +158,8 @@ def _learn(
         mean = float(lesson.loss) / len(training)
         if not math.isfinite(mean):
             raise diverged(lesson.task, options, f"its loss is {mean} after epoch {lesson.epoch + 1}")
+        if options.patience or options.keep == "best":  # much hangs on this accuracy: no running mean will do
+            network.estimate_norms(training.images[part] for part in training.batches(EVALUATION_BATCH))
         held = accuracy(network, validation) if len(validation) else None
         network.train()
         lesson.end_epoch(held)
@@ -202,7 +205,7 @@ def check_tasks(network: MaskedNetwork, tasks: Sequence[Task]) -> None:
                 raise DataError(f"{where} has the {part} label {wrong}, but only {len(task.classes)} classes (from 0)")
 
 
-def _warnings(network: MaskedNetwork, task: Task, training: Items, options: Learning) -> list[str]:
+def _warnings(network: MaskedNetwork, training: Items, validation: Items, options: Learning) -> list[str]:
     found = []
     if len(training) < options.batch_size:
         found.append(f"only {len(training)} items to learn from, fewer than a batch of {options.batch_size}")
@@ -211,6 +214,8 @@ def _warnings(network: MaskedNetwork, task: Task, training: Items, options: Lear
             "every weight is claimed: this task can only choose among the weights of earlier ones; "
             "a lower --density or a wider network (--set width=N) leaves more room"
         )
+    if not len(validation) and options.transfer.backward != "off" and options.similarity.similar != "none":
+        found.append("no items are held back for validation to check old heads by: none is improved")
     return found
 
 
