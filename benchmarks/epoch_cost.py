@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from record import write_result
@@ -66,4 +67,4 @@ def main(say: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    main(print)
+    main(partial(print, flush=True))

@@ -1,9 +1,10 @@
 """L1, L2, L5: F-EMNIST-1 with the recipe's settings, seed by seed, beside what each part of the method is worth.
 
-    python benchmarks/femnist1.py --work DIR            everything that DIR does not hold yet, then the table
-    python benchmarks/femnist1.py --work DIR --seeds 0 --variants full     a part of it, as another process may do
+    python benchmarks/femnist1.py                       everything that results/femnist1/ does not hold yet, then the table
+    python benchmarks/femnist1.py --seeds 0 --variants full     a part of it, as another process may do at the same time
 
-ONE is a separate dense network for each task, learned with the same items, epochs, batches and augmentation.
+ONE is a separate dense network for each task, learned with the same items, epochs, batches and augmentation. `wsn` is
+masks alone, without any transfer. "without similarity" is the paper's ablation: Euclidean distance in its place.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import torch
-from record import write_result
+from record import RESULTS, write_result
 
 from etcl_deploy.build import build_network
 from etcl_deploy.config import Config
@@ -23,55 +26,58 @@ from etcl_deploy.learn.metrics import forward_transfer
 from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.origins import load_tasks
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import train
+from etcl_deploy.train import resume, train
 
 # What is changed for each row of the table.
 VARIANTS: dict[str, dict[str, object]] = {
     "full": {},
     "one": {"density": 1.0, "similar": "none"},
-    "without similarity": {"similar": "none"},
-    "without alignment": {"alignment": "off"},
-    "without bi-objective": {"backward": "off"},
+    "wsn": {"similar": "none"},
+    "without-similarity": {"distance": "euclidean"},
+    "without-alignment": {"alignment": "off"},
+    "without-bi-objective": {"backward": "off"},
 }
-PAPER = {
+PAPER: dict[str, dict[str, float]] = {
     "full": {"acc": 80.32, "fwt": 0.0948, "bwt": 0.0141},
     "one": {"acc": 69.85},
-    "without similarity": {"acc": 74.22},
-    "without alignment": {"acc": 79.83},
-    "without bi-objective": {"acc": 69.37},
+    "wsn": {},
+    "without-similarity": {"acc": 74.22},
+    "without-alignment": {"acc": 79.83},
+    "without-bi-objective": {"acc": 69.37},
 }
+PARTS = RESULTS / "femnist1"
+Found = dict[tuple[str, int], dict[str, Any]]
 
 
-def learn_once(variant: str, config: Config, work: Path) -> dict[str, object]:
-    """The accuracy matrix of one run; of ONE, a row of single tasks."""
-    if variant != "one":
-        directory = work / f"{variant}-{config.learning.seed}".replace(" ", "-")
-        run = train(config, None, directory, "auto", lambda event: None)
-        return run.summary(config)
-    accuracies = []
-    for task in load_tasks(config, None):
-        alone = learn_sequence(build_network(config), [task], config.learning)
-        accuracies.append(alone.matrix[0][0])
-    return {"accuracies": accuracies, "acc": fmean(a for a in accuracies if a is not None)}
+def learn_once(variant: str, config: Config, work: Path) -> dict[str, Any]:
+    """What one run gives; a run that was interrupted goes on."""
+    if variant == "one":
+        accuracies = []
+        for task in load_tasks(config, None):
+            alone = learn_sequence(build_network(config), [task], config.learning)
+            accuracies.append(alone.matrix[0][0])
+        return {"accuracies": accuracies, "acc": fmean(a for a in accuracies if a is not None)}
+    directory = work / f"{variant}-{config.learning.seed}"
+    if (directory / "run.json").exists():
+        return resume(directory, "auto", lambda event: None)[0].summary(config)
+    return train(config, None, directory, "auto", lambda event: None).summary(config)
 
 
-def summarize(found: dict[tuple[str, int], dict], seeds: list[int]) -> dict[str, dict[str, object]]:
-    """Mean and deviation of every figure, and what each part is worth."""
-    table: dict[str, dict[str, object]] = {}
+def summarize(found: Found) -> dict[str, dict[str, Any]]:
+    """Mean and deviation of every figure over the seeds there are."""
+    table: dict[str, dict[str, Any]] = {}
     for variant in VARIANTS:
-        runs = [found[variant, seed] for seed in seeds if (variant, seed) in found]
+        runs = {seed: result for (name, seed), result in found.items() if name == variant}
         if not runs:
             continue
-        table[variant] = {"acc": spread([run["acc"] for run in runs]), "seeds": len(runs), "paper": PAPER[variant]}
+        table[variant] = {"seeds": sorted(runs), "acc": spread([run["acc"] for run in runs.values()])}
         if variant != "one":
-            table[variant]["bwt"] = spread([run["bwt"] for run in runs])
-            alone = [
-                forward_transfer(found[variant, seed]["matrix"], found["one", seed]["accuracies"])
-                for seed in seeds
-                if (variant, seed) in found and ("one", seed) in found
-            ]
-            if alone:
-                table[variant]["fwt"] = spread(alone)
+            table[variant]["bwt"] = spread([run["bwt"] for run in runs.values()])
+            ones = {seed: found["one", seed]["accuracies"] for seed in runs if ("one", seed) in found}
+            gains = [forward_transfer(runs[seed]["matrix"], alone) for seed, alone in ones.items()]
+            if gains:
+                table[variant]["fwt"] = spread([gain for gain in gains if gain is not None])
+        table[variant]["paper"] = PAPER[variant]
     return table
 
 
@@ -82,33 +88,36 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True, help="where runs and their figures are kept")
+    parser.add_argument("--work", type=Path, default=Path("runs/femnist1"), help="where runs are kept")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    PARTS.mkdir(parents=True, exist_ok=True)
     recipe = load_recipe("femnist1")
-    for variant in arguments.variants:
-        for seed in arguments.seeds:
-            path = arguments.work / f"{variant}-{seed}.json".replace(" ", "-")
+    for seed in arguments.seeds:
+        for variant in arguments.variants:
+            path = PARTS / f"{variant}-{seed}.json"
             if not path.exists():
-                result = learn_once(variant, recipe.with_values({**VARIANTS[variant], "seed": seed}), arguments.work)
-                path.write_text(json.dumps(result, indent=1))
+                config = recipe.with_values({**VARIANTS[variant], "seed": seed})
+                result = {**learn_once(variant, config, arguments.work), "config": config.as_json()}
+                path.write_text(json.dumps(result, indent=1) + "\n")
                 say(f"{variant}, seed {seed}: ACC {result['acc']:.2f}")
-    names = [(variant, seed) for variant in VARIANTS for seed in range(100)]
-    files = {name: arguments.work / f"{name[0]}-{name[1]}.json".replace(" ", "-") for name in names}
-    found = {name: json.loads(path.read_text()) for name, path in files.items() if path.exists()}
-    seeds = sorted({seed for _, seed in found})
-    table = summarize(found, seeds)
+    found: Found = {}
+    for path in sorted(PARTS.glob("*.json")):
+        variant, _, seed = path.stem.rpartition("-")
+        found[variant, int(seed)] = json.loads(path.read_text())
+        expected = recipe.with_values({**VARIANTS[variant], "seed": int(seed)})
+        if found[variant, int(seed)]["config"] != json.loads(json.dumps(expected.as_json())):
+            raise SystemExit(f"{path} was measured with other settings: remove it to measure again")
+    table = summarize(found)
     for variant, row in table.items():
         shown = [(key, row[key]) for key in ("acc", "fwt", "bwt") if key in row]
         cells = [f"{key} {value['mean']:.4g} ± {value['deviation']:.2g}" for key, value in shown]
         say(f"{variant:22s} {'  '.join(cells)}   (paper {PAPER[variant]})")
-    runs = {f"{variant}, seed {seed}": result for (variant, seed), result in found.items()}
-    write_result("femnist1", ["L1", "L2", "L5"], table, recipe.as_json(), runs=runs)
+    write_result("femnist1", ["L1", "L2", "L5"], table, recipe.as_json())
 
 
 if __name__ == "__main__":
-    main(print)
+    main(partial(print, flush=True))

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from record import write_result
@@ -65,4 +66,4 @@ def main(say: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    main(print)
+    main(partial(print, flush=True))

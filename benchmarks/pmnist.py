@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -62,4 +63,4 @@ def main(say: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    main(print)
+    main(partial(print, flush=True))

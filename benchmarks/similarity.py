@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -175,4 +176,4 @@ def main(say: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    main(print)
+    main(partial(print, flush=True))

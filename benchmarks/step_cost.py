@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -123,4 +124,4 @@ def main(say: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    main(print)
+    main(partial(print, flush=True))
