@@ -1,6 +1,6 @@
 """L1, L2, L5: F-EMNIST-1 with the recipe's settings, seed by seed, beside what each part of the method is worth.
 
-    python benchmarks/femnist1.py                       everything that results/femnist1/ does not hold yet, then the table
+    python benchmarks/femnist1.py                       what results/femnist1/ does not hold yet, then the table
     python benchmarks/femnist1.py --seeds 0 --variants full     a part of it, as another process may do at the same time
 
 ONE is a separate dense network for each task, learned with the same items, epochs, batches and augmentation. `wsn` is

@@ -108,7 +108,7 @@ class Similarity(Section):
     )
     # relative: the share of the original distance that learning removed; paper: Eq. SDM, normalized over earlier tasks.
     rule: Literal["relative", "paper"] = "relative"
-    margin: float = 0.5  # how large the gap must be (delta of the paper)
+    margin: float = 0.4  # how large the gap must be (delta of the paper)
     energy: float = 0.99  # share of the squared norm of the features that the bases hold
     sample_share: float = 0.05  # of a task's training items, to compare by
     sample_items: int = 300  # but at least so many, where there are
