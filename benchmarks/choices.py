@@ -3,7 +3,7 @@
     python benchmarks/choices.py                       what results/choices/ does not hold yet, then the table
     python benchmarks/choices.py --choices "model=most_similar"     one of them
 
-A tenth of every task's training items stands in for its test items, which are not looked at. Half of the recipe's epochs.
+A tenth of every task's training items stands in for its test items, which are not looked at. Half the recipe's epochs.
 """
 
 from __future__ import annotations

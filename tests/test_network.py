@@ -109,13 +109,13 @@ def test_masks_have_exactly_their_density(share: float) -> None:
 
 
 def test_gradients_follow_the_equations() -> None:
-    """Scores get dL/dm straight through ; weights only where selected and unclaimed."""
+    """Scores get dL/dm straight through; weights only where selected and unclaimed."""
     layer = MaskedLayer(Step("fc", "linear", ("image",), {"in": 4, "out": 3}), 0.5, torch.Generator().manual_seed(0))
     layer.claimed = torch.rand(3, 4, generator=torch.Generator().manual_seed(3)) < 0.4
-    layer.freeze()
+    work = layer.begin()
     x = torch.randn(5, 4)
     layer(x).square().sum().backward()
-    layer.spread()
+    work.spread_gradient()
     mask = keep_top(layer.scores, 0.5)
     effective = torch.where(mask, layer.weight.detach(), 0).requires_grad_()
     F.linear(x, effective).square().sum().backward()

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from etcl_deploy.config import Learning
 from etcl_deploy.export.operators import _COMPOSED, _NAMED
-from etcl_deploy.learn.layers import MaskedLayer, TaskNorm
+from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.norms import TaskNorm
 from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.operations import NORMS, OPERATIONS, fixed_windows, normalize, weigh
 from etcl_deploy.plan import INPUT, Plan, PlanError, Step
@@ -124,6 +125,7 @@ def test_a_bias_starts_at_zero_and_is_masked_like_a_weight() -> None:
     layer = MaskedLayer(Step("b", "bias", (INPUT,), {"features": 100}), 0.3, torch.Generator().manual_seed(0))
     assert not layer.weight.any()
     assert 0.09 < float(layer.scores.detach().abs().max()) <= 0.1
+    layer.begin()
     assert int(layer.settle().sum()) == 30
 
 

@@ -87,9 +87,9 @@ class Comparer:
         self.settings = settings
         self.distance = DISTANCES[settings.distance]
         generator = torch.Generator().manual_seed(seed)
-        self.untrained = MaskedNetwork(network.plan, network.preprocessing, network.density, generator)
+        untrained = MaskedNetwork(network.plan, network.preprocessing, network.density, generator)
+        self.untrained = untrained.to(network.device)
         self.untrained.begin("", (), generator)
-        self.untrained.to(network.device)
 
     @torch.no_grad()
     def original(self, items: Tensor) -> Signature:

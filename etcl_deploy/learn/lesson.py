@@ -69,15 +69,15 @@ class Lesson:
         self.network.backward(loss)
         add_gradients()
         if self.options.weight_decay:
-            for layer in self.network.masked_layers.values():
-                layer.decay(self.options.weight_decay)
+            for work in self.network.work.values():
+                work.decay(self.options.weight_decay)
         self.step_along_gradients()
 
     def step_along_gradients(self) -> None:
         """Let the optimizer move everything that has a gradient."""
         self.optimizer.step()
-        for layer in self.network.masked_layers.values():
-            layer.reflect()
+        for work in self.network.work.values():
+            work.reflect()
 
     def end_epoch(self, validation: float | None) -> None:
         """Note how well the epoch went, and go on to the next."""
@@ -152,7 +152,7 @@ def seeded(seed: int, position: int, use: int) -> torch.Generator:
 
 def _optimizer(network: MaskedNetwork, options: Learning) -> torch.optim.Optimizer:
     layers = network.masked_layers.values()
-    backbone = [layer.weight for layer in layers]  # decayed by `MaskedLayer.decay`, which spares claimed weights
+    backbone = [layer.weight for layer in layers]  # decayed by `Workspace.decay`, which spares claimed weights
     groups = [
         {"params": list(network.head.values()), "weight_decay": options.weight_decay},
         {"params": backbone + list(network.norms.parameters()), "weight_decay": 0.0},

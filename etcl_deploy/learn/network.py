@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 from etcl_deploy.errors import NetworkError, UnknownTaskError
 from etcl_deploy.learn import masks
-from etcl_deploy.learn.layers import MOMENTUM, MaskedLayer, Norm, TaskNorm
+from etcl_deploy.learn.layers import MaskedLayer
+from etcl_deploy.learn.norms import MOMENTUM, Norm, TaskNorm
+from etcl_deploy.learn.workspace import Workspace
 from etcl_deploy.plan import Plan, Step
 from etcl_deploy.preprocessing import Preprocessing
 
@@ -70,6 +72,11 @@ class MaskedNetwork(nn.Module):
         return {n: layer for n, layer in self.masked.items() if isinstance(layer, MaskedLayer)}
 
     @property
+    def work(self) -> dict[str, Workspace]:
+        """What the masked layers work with while a task is learned, by step name."""
+        return {name: layer.work for name, layer in self.masked_layers.items() if layer.work}
+
+    @property
     def norm_layers(self) -> dict[str, TaskNorm]:
         """The normalization layers, by step name."""
         return {n: layer for n, layer in self.norms.items() if isinstance(layer, TaskNorm)}
@@ -96,12 +103,11 @@ class MaskedNetwork(nn.Module):
             raise ValueError(f"task {name!r} is already learned")
         self._abandon()
         for step, layer in self.masked_layers.items():
-            layer.mask = None
-            layer.freeze()
             if fresh_scores:
                 layer.draw_scores(generator)
             if start:
                 layer.aim_at(start.masks[step])
+            layer.begin()
         for step, norm in self.norm_layers.items():
             norm.bind(start.norms[step] if start else None, trainable=True)
         head = self._fresh_head(len(classes), generator)
@@ -122,14 +128,14 @@ class MaskedNetwork(nn.Module):
     def borrowing(self, state: TaskState) -> Iterator[None]:
         """Look through the mask of a finished task while another is learned."""
         try:
-            for step, layer in self.masked_layers.items():
-                layer.borrowed = state.masks[step]
+            for step, work in self.work.items():
+                work.borrowed = state.masks[step]
             for norm in self.norm_layers.values():
                 norm.momentum = 0.0  # the running statistics are those of the task's own mask
             yield
         finally:
-            for layer in self.masked_layers.values():
-                layer.borrowed = None
+            for work in self.work.values():
+                work.borrowed = None
             for norm in self.norm_layers.values():
                 norm.momentum = MOMENTUM
 
@@ -201,23 +207,23 @@ class MaskedNetwork(nn.Module):
 
     def backward(self, loss: Tensor) -> None:
         """Set the gradients of everything that is being learned to those of `loss`."""
-        for layer in self.masked_layers.values():
-            layer.forget_gradients()
+        for work in self.work.values():
+            work.forget_gradients()
         loss.backward()  # type: ignore[no-untyped-call]
-        for layer in self.masked_layers.values():
-            layer.spread()
+        for work in self.work.values():
+            work.spread_gradient()
 
     def score_gradients(self, loss: Tensor) -> list[Tensor]:
         """The gradients of all scores, apart from those a step is taken by."""
-        layers = self.masked_layers.values()
-        gradients = torch.autograd.grad(loss, [layer.used for layer in layers])
-        return [layer.to_scores(gradient) for layer, gradient in zip(layers, gradients, strict=True)]
+        gradients = torch.autograd.grad(loss, [work.used for work in self.work.values()])
+        return [work.to_scores(gradient) for work, gradient in zip(self.work.values(), gradients, strict=True)]
 
     def _abandon(self) -> None:
         """Leave a task that was begun and not finished: nothing of it may touch the finished ones."""
         if self._learning is not None:
             for layer in self.masked_layers.values():
-                layer.thaw()
+                if layer.work:
+                    layer.end()
             self._learning = None
 
     def _apply_step(self, step: Step, x: Tensor) -> Tensor:

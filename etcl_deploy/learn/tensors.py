@@ -11,8 +11,8 @@ from torch import Tensor
 
 from etcl_deploy.bundle.codec import pack, unpack
 from etcl_deploy.learn.knowledge import HeadInputs, Knowledge
-from etcl_deploy.learn.layers import Norm
 from etcl_deploy.learn.network import Head, MaskedNetwork, TaskState
+from etcl_deploy.learn.norms import Norm
 from etcl_deploy.learn.similarity import Signature
 
 Tensors = Mapping[str, Tensor]

@@ -1,0 +1,82 @@
+"""One masked layer while a task is learned: the mask it is looked through, and where its gradients go.
+
+The gradient of a mask passes straight through to its scores. That is done by hand and in place here, not by autograd:
+these are the largest tensors there are, and each is touched at every step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from etcl_deploy.learn.chooser import Chooser
+
+
+class Workspace:
+    """Made when a task begins, dropped when it ends.
+
+    Weights that earlier tasks claimed get no gradient (Eq. nws1), so that no optimizer moves them; and whatever may
+    have happened, `put_back` restores them, bit by bit. With `borrowed` set, the layer is looked through that mask
+    instead of the one its scores choose, while gradients still reach the scores.
+    """
+
+    def __init__(self, weight: nn.Parameter, scores: nn.Parameter, claimed: Tensor, density: float) -> None:
+        self.weight = weight
+        self.scores = scores
+        self.borrowed: Tensor | None = None
+        self.used = torch.zeros_like(
+            weight, requires_grad=True
+        )  # the weight in use, whose gradient a backward pass gives
+        self._claimed = claimed
+        self._frozen = weight.detach().clone()
+        self._free = (~claimed).float() if bool(claimed.any()) else None  # None: every weight may change
+        self._mask, self._of_weight, self._of_scores = (torch.zeros_like(self._frozen) for _ in range(3))
+        self._choose = Chooser(density)
+
+    def look(self) -> Tensor:
+        """`W * m`: the weight as the task sees it at this step."""
+        if self.borrowed is None:
+            self._choose(self.scores.detach(), out=self._mask)
+        else:
+            self._mask.copy_(self.borrowed)
+        torch.mul(self.weight.detach(), self._mask, out=self.used.data)
+        return self.used
+
+    def forget_gradients(self) -> None:
+        """Before a backward pass: leave nothing of the one before."""
+        self.weight.grad = self.scores.grad = self.used.grad = None
+
+    @torch.no_grad()
+    def spread_gradient(self) -> None:
+        """After a backward pass: give weight and scores their gradients (Eq. nws1, nws2)."""
+        gradient = self.used.grad
+        assert gradient is not None
+        self.weight.grad = torch.mul(gradient, self._mask, out=self._of_weight)
+        if self._free is not None:
+            self.weight.grad.mul_(self._free)
+        self.scores.grad = self.to_scores(gradient, out=self._of_scores)
+
+    @torch.no_grad()
+    def to_scores(self, gradient: Tensor, out: Tensor | None = None) -> Tensor:
+        """`dL/ds = dL/dm = dL/d(W * m) * W`, from the gradient of the weight in use."""
+        return torch.mul(gradient, self.weight, out=out)
+
+    @torch.no_grad()
+    def decay(self, share: float) -> None:
+        """Add `share` of each weight to its gradient, as weight decay does, but of no claimed one."""
+        assert self.weight.grad is not None
+        if self._free is None:
+            self.weight.grad.add_(self.weight, alpha=share)
+        else:
+            self.weight.grad.addcmul_(self.weight, self._free, value=share)
+
+    @torch.no_grad()
+    def reflect(self) -> None:
+        """After a step: a score that was moved below zero has the magnitude it has there."""
+        self.scores.abs_()
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Restore the claimed weights, whatever an optimizer did to them, and leave no gradient behind."""
+        self.weight.copy_(torch.where(self._claimed, self._frozen, self.weight))
+        self.forget_gradients()
