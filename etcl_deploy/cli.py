@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -159,7 +158,7 @@ def add(
 
 def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: bool) -> None:
     """Learn with progress on stderr, then show the run; if interrupted, say how to go on."""
-    from etcl_deploy.learn.directory import load
+    from etcl_deploy.learn.directory import how_to_go_on, load
     from etcl_deploy.render import TrainingProgress, run_report
 
     progress = TrainingProgress(err)
@@ -168,7 +167,7 @@ def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: 
             learned, config = learn(progress, progress.note)
     except KeyboardInterrupt:
         if (run / "run.json").exists():
-            progress.note(f"interrupted; go on with: etcl train --run {shlex.quote(str(run))} --resume")
+            progress.note(f"interrupted; go on with: {how_to_go_on(run)}")
         raise
     summary = learned.summary(config)
     show({**summary, "digest": load(run).digest}, as_json=as_json, picture=run_report(summary))

@@ -65,7 +65,7 @@ def add(
     with locked(directory):
         stored = directories.load(directory, choose_device(device))
         if stored.waiting:
-            hint = f"first: etcl train --run {directory} --resume"
+            hint = f"first: {directories.how_to_go_on(directory)}"
             raise RunError(f"{directory} has not learned {stored.waiting[0]!r} yet; {hint}")
         new = load_tasks(replace(stored.config, tasks=None), data, note, root)
         check_tasks(stored.run.network, new)

@@ -138,7 +138,7 @@ def test_the_command_line_starts_light() -> None:
         "render",
     }
     others = {name.split(".")[0] for name in found} - {"etcl_deploy"}
-    light = {"__future__", "collections", "dataclasses", "json", "pathlib", "shlex", "sys", "typing", "typer", "rich"}
+    light = {"__future__", "collections", "dataclasses", "json", "pathlib", "sys", "typing", "typer", "rich"}
     assert others <= light
 
 

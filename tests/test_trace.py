@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from etcl_deploy import Learning, Predictor, Preprocessing, learn_sequence, load
 from etcl_deploy.build import build_network
 from etcl_deploy.bundle.bundle import save
 from etcl_deploy.config import Config, Transfer
-from etcl_deploy.errors import ConfigError, NetworkError
+from etcl_deploy.errors import NetworkError
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_bundle import bundle_bytes
 from etcl_deploy.export.to_onnx import export_task
@@ -25,8 +24,6 @@ from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.trace import plan_of
 from etcl_deploy.learn.trainer import predict
-from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import train
 
 IMAGE = (1, 16, 16)
 
@@ -305,74 +302,3 @@ def test_the_preprocessing_must_fit_the_image() -> None:
         mask_network(biased_vgg(), IMAGE, preprocessing=Preprocessing(8, 8, 1))
     with pytest.raises(NetworkError, match="channels must be 1"):
         mask_network(nn.Sequential(nn.Conv2d(5, 4, 1), nn.Flatten()), (5, 8, 8))
-
-
-SOURCE = """
-import torch
-from torch import nn
-
-def small(width=4):
-    import nearby  # only in reach while the function is called
-    return nn.Sequential(nn.Conv2d(1, width, 3), nn.ReLU(), nn.Flatten(), nn.Linear(width * 196, 2))
-
-def number():
-    return 3
-
-def broken():
-    raise RuntimeError("no network today")
-"""
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "nets_of_mine").mkdir()
-    (tmp_path / "nets_of_mine" / "vision.py").write_text(SOURCE)
-    (tmp_path / "nearby.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.split(".")[0] in ("nets_of_mine", "nearby")]:
-        del sys.modules[name]
-
-
-def built(backbone: str, **values: object) -> MaskedNetwork:
-    return build_network(Config().with_values({"backbone": backbone, "size": 16, "channels": 1, **values}))
-
-
-def test_a_backbone_can_be_a_function_of_the_users(project: Path) -> None:
-    """Same seed, same weights; the search path and torch's own randomness are as before."""
-    path, state = list(sys.path), torch.get_rng_state()
-    one, two, other = (built("nets_of_mine.vision:small", width=3, seed=seed) for seed in (1, 1, 2))
-    assert one.plan.shapes["0"] == (3, 14, 14)
-    assert torch.equal(one.masked_layers["0"].weight, two.masked_layers["0"].weight)
-    assert torch.equal(one.masked_layers["0"].scores, two.masked_layers["0"].scores)
-    assert not torch.equal(one.masked_layers["0"].weight, other.masked_layers["0"].weight)
-    assert built("nets_of_mine.vision:small").plan.shapes["0"] == (4, 14, 14)
-    assert sys.path == path and torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_run_of_the_users_network_needs_no_import_later(project: Path) -> None:
-    """It is trained by name, and loaded again where the module is no longer there."""
-    config = load_recipe("digits").with_values(
-        {"backbone": "nets_of_mine.vision:small", "width": 4, "epochs": 1, "tasks": 1}
-    )
-    trained = train(config, None, project / "run", "cpu", lambda event: None)
-    (project / "nets_of_mine" / "vision.py").unlink()
-    stored = directories.load(project / "run")
-    assert stored.config.network.backbone == "nets_of_mine.vision:small"
-    assert stored.run.network.plan == trained.network.plan
-
-
-@pytest.mark.parametrize(
-    ("backbone", "reason"),
-    [
-        ("nets_of_mine.hearing:small", "cannot import module 'nets_of_mine.hearing'"),
-        ("nets_of_mine.vision:large", "module 'nets_of_mine.vision' has no function 'large'"),
-        ("nets_of_mine.vision:number", "must give a torch.nn.Module, not a int"),
-        ("nets_of_mine.vision:broken", "could not be called: RuntimeError: no network today"),
-        (":small", "cannot import module ''"),
-    ],
-)
-def test_a_backbone_that_is_not_there_is_one_clear_error(project: Path, backbone: str, reason: str) -> None:
-    """Which part of the name is wrong, or what the function did."""
-    with pytest.raises(ConfigError, match=reason):
-        built(backbone)

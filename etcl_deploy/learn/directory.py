@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,6 +68,11 @@ class Stored:
     def waiting(self) -> list[str]:
         """The tasks that are still to be learned, in order."""
         return [name for origin in self.origins for name, _ in origin.tasks if name not in self.run.tasks]
+
+
+def how_to_go_on(directory: Path) -> str:
+    """The command that takes a run up again."""
+    return f"etcl train --run {shlex.quote(str(directory))} --resume"
 
 
 def check_free(directory: Path) -> None:
@@ -139,9 +145,7 @@ def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) 
         if not (directory / record["state"]["name"]).exists():  # it was just replaced by a process at work
             record = _read_record(directory)
         if finished and not record["tasks"]:
-            raise RunError(
-                f"no task of the run in {directory} is finished; go on with it: etcl train --run {directory} --resume"
-            )
+            raise RunError(f"no task of the run in {directory} is finished; go on with: {how_to_go_on(directory)}")
         return _restored(record, directory, device)
     except OSError as error:
         raise RunError(f"cannot read the run in {directory}: {error}") from None

@@ -1,0 +1,110 @@
+"""A network of the user's own, named on the command line as package.module:function."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ETCL
+
+from etcl_deploy.build import build_network
+from etcl_deploy.config import Config
+from etcl_deploy.errors import ConfigError
+from etcl_deploy.learn import directory as directories
+from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.settings import load_recipe
+from etcl_deploy.train import train
+
+SOURCE = """
+import torch
+from torch import nn
+
+def small(width=4):
+    import nearby  # only in reach while the function is called
+    return nn.Sequential(nn.Conv2d(1, width, 3), nn.ReLU(), nn.Flatten(), nn.Linear(width * 196, 2))
+
+def number():
+    return 3
+
+def broken():
+    raise RuntimeError("no network today")
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "nets_of_mine").mkdir()
+    (tmp_path / "nets_of_mine" / "vision.py").write_text(SOURCE)
+    (tmp_path / "nearby.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] in ("nets_of_mine", "nearby")]:
+        del sys.modules[name]
+
+
+def built(backbone: str, **values: object) -> MaskedNetwork:
+    return build_network(Config().with_values({"backbone": backbone, "size": 16, "channels": 1, **values}))
+
+
+def test_a_backbone_can_be_a_function_of_the_users(project: Path) -> None:
+    """Same seed, same weights; the search path and torch's own randomness are as before."""
+    path, state = list(sys.path), torch.get_rng_state()
+    one, two, other = (built("nets_of_mine.vision:small", width=3, seed=seed) for seed in (1, 1, 2))
+    assert one.plan.shapes["0"] == (3, 14, 14)
+    assert torch.equal(one.masked_layers["0"].weight, two.masked_layers["0"].weight)
+    assert torch.equal(one.masked_layers["0"].scores, two.masked_layers["0"].scores)
+    assert not torch.equal(one.masked_layers["0"].weight, other.masked_layers["0"].weight)
+    assert built("nets_of_mine.vision:small").plan.shapes["0"] == (4, 14, 14)
+    assert sys.path == path and torch.equal(torch.get_rng_state(), state)
+
+
+def test_it_is_named_on_the_command_line(project: Path) -> None:
+    """The current directory is where its package is looked for."""
+    words = [
+        "train",
+        "digits",
+        "--backbone",
+        "nets_of_mine.vision:small",
+        "--run",
+        "run",
+        "--epochs",
+        "1",
+        "--tasks",
+        "1",
+    ]
+    done = subprocess.run([ETCL, *words, "--json"], cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tasks"] == ["upright-a"]
+
+
+def test_a_run_of_the_users_network_needs_no_import_later(project: Path) -> None:
+    """It is trained by name, and loaded again where the module is no longer there."""
+    config = load_recipe("digits").with_values(
+        {"backbone": "nets_of_mine.vision:small", "width": 4, "epochs": 1, "tasks": 1}
+    )
+    trained = train(config, None, project / "run", "cpu", lambda event: None)
+    (project / "nets_of_mine" / "vision.py").unlink()
+    stored = directories.load(project / "run")
+    assert stored.config.network.backbone == "nets_of_mine.vision:small"
+    assert stored.run.network.plan == trained.network.plan
+
+
+@pytest.mark.parametrize(
+    ("backbone", "reason"),
+    [
+        ("nets_of_mine.hearing:small", "cannot import module 'nets_of_mine.hearing'"),
+        ("nets_of_mine.vision:large", "module 'nets_of_mine.vision' has no function 'large'"),
+        ("nets_of_mine.vision:number", "must give a torch.nn.Module, not a int"),
+        ("nets_of_mine.vision:broken", "could not be called: RuntimeError: no network today"),
+        (":small", "cannot import module ''"),
+    ],
+)
+def test_a_backbone_that_is_not_there_is_one_clear_error(project: Path, backbone: str, reason: str) -> None:
+    """Which part of the name is wrong, or what the function did."""
+    with pytest.raises(ConfigError, match=reason):
+        built(backbone)
