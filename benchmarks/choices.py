@@ -9,13 +9,12 @@ A tenth of every task's training items stands in for its test items, which are n
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from record import RESULTS, write_result
+from record import measure_once, measured, write_result
 
 from etcl_deploy.build import build_network
 from etcl_deploy.learn.lesson import seeded
@@ -37,7 +36,6 @@ CHOICES = [
     "scores=fresh",
     "rotation=0 zoom=0 shift=0",
 ]
-PARTS = RESULTS / "choices"
 
 
 def without_test(task: Task, number: int) -> Task:
@@ -64,15 +62,14 @@ def main(say: Callable[[str], None]) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    PARTS.mkdir(parents=True, exist_ok=True)
+    settings = {"epochs": arguments.epochs, "seed": arguments.seed}
     for choice in arguments.choices:
-        path = PARTS / f"{choice.replace(' ', '_') or 'default'}.json"
-        if not path.exists():
-            path.write_text(json.dumps(measure(choice, arguments.epochs, arguments.seed), indent=1) + "\n")
-    found = [json.loads(path.read_text()) for path in sorted(PARTS.glob("*.json"))]
+        name = choice.replace(" ", "_") or "default"
+        measure_once(partial(measure, choice, arguments.epochs, arguments.seed), "choices", name, settings)
+    found = list(measured("choices", lambda name: settings).values())
     for row in sorted(found, key=lambda row: -row["acc"]):
         say(f"{row['choice'] or 'default':28s} ACC {row['acc']:.2f}  BWT {row['bwt']:+.4f}")
-    write_result("choices", [], found, {"epochs": arguments.epochs, "seed": arguments.seed})
+    write_result("choices", [], found, settings)
 
 
 if __name__ == "__main__":

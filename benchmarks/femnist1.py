@@ -10,15 +10,14 @@ masks alone, without any transfer. "without similarity" is the paper's ablation:
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
-from record import RESULTS, write_result
+from record import measure_once, measured, spread, write_result
 
 from etcl_deploy.build import build_network
 from etcl_deploy.config import Config
@@ -45,7 +44,6 @@ PAPER: dict[str, dict[str, float]] = {
     "without-alignment": {"acc": 79.83},
     "without-bi-objective": {"acc": 69.37},
 }
-PARTS = RESULTS / "femnist1"
 Found = dict[tuple[str, int], dict[str, Any]]
 
 
@@ -81,9 +79,10 @@ def summarize(found: Found) -> dict[str, dict[str, Any]]:
     return table
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Mean and sample deviation."""
-    return {"mean": fmean(values), "deviation": stdev(values) if len(values) > 1 else 0.0}
+def config_of(name: str) -> Config:
+    """The settings of a result named VARIANT-SEED."""
+    variant, _, seed = name.rpartition("-")
+    return load_recipe("femnist1").with_values({**VARIANTS[variant], "seed": int(seed)})
 
 
 def main(say: Callable[[str], None]) -> None:
@@ -94,29 +93,19 @@ def main(say: Callable[[str], None]) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    PARTS.mkdir(parents=True, exist_ok=True)
-    recipe = load_recipe("femnist1")
     for seed in arguments.seeds:
         for variant in arguments.variants:
-            path = PARTS / f"{variant}-{seed}.json"
-            if not path.exists():
-                config = recipe.with_values({**VARIANTS[variant], "seed": seed})
-                result = {**learn_once(variant, config, arguments.work), "config": config.as_json()}
-                path.write_text(json.dumps(result, indent=1) + "\n")
-                say(f"{variant}, seed {seed}: ACC {result['acc']:.2f}")
-    found: Found = {}
-    for path in sorted(PARTS.glob("*.json")):
-        variant, _, seed = path.stem.rpartition("-")
-        found[variant, int(seed)] = json.loads(path.read_text())
-        expected = recipe.with_values({**VARIANTS[variant], "seed": int(seed)})
-        if found[variant, int(seed)]["config"] != json.loads(json.dumps(expected.as_json())):
-            raise SystemExit(f"{path} was measured with other settings: remove it to measure again")
+            name = f"{variant}-{seed}"
+            config = config_of(name)
+            measure_once(partial(learn_once, variant, config, arguments.work), "femnist1", name, config.as_json())
+    parts = measured("femnist1", lambda name: config_of(name).as_json())
+    found = {(name.rpartition("-")[0], int(name.rpartition("-")[2])): part for name, part in parts.items()}
     table = summarize(found)
     for variant, row in table.items():
         shown = [(key, row[key]) for key in ("acc", "fwt", "bwt") if key in row]
         cells = [f"{key} {value['mean']:.4g} ± {value['deviation']:.2g}" for key, value in shown]
         say(f"{variant:22s} {'  '.join(cells)}   (paper {PAPER[variant]})")
-    write_result("femnist1", ["L1", "L2", "L5"], table, recipe.as_json())
+    write_result("femnist1", ["L1", "L2", "L5"], table, load_recipe("femnist1").as_json())
 
 
 if __name__ == "__main__":

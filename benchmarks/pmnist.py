@@ -9,20 +9,20 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
 
-from record import write_result
+from record import measure_once, measured, spread, write_result
 from torch import Tensor
 
+from etcl_deploy.config import Config
 from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import train
 
 
-def learn(seed: int, work: Path, say: Callable[[str], None]) -> dict[str, object]:
+def learn(config: Config, work: Path, say: Callable[[str], None]) -> dict[str, object]:
     """One run, with the claimed weights of every task compared after every later one."""
-    config = load_recipe("pmnist").with_values({"seed": seed})
+    seed = config.learning.seed
     claimed: list[dict[str, tuple[Tensor, bytes]]] = []
     changed = 0
 
@@ -40,6 +40,11 @@ def learn(seed: int, work: Path, say: Callable[[str], None]) -> dict[str, object
     return {**run.summary(config), "layers_changed_after_being_claimed": changed}
 
 
+def config_of(seed: str) -> Config:
+    """The recipe's settings."""
+    return load_recipe("pmnist").with_values({"seed": int(seed)})
+
+
 def owned(layer: MaskedLayer, mask: Tensor) -> bytes:
     """The weights under a mask, bit by bit."""
     return layer.weight.detach()[mask].numpy().tobytes()
@@ -50,16 +55,17 @@ def main(say: Callable[[str], None]) -> None:
     parser.add_argument("--work", type=Path, required=True, help="where runs are kept")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
-    runs = {f"seed {seed}": learn(seed, arguments.work, say) for seed in arguments.seeds}
-    accuracies = [run["acc"] for run in runs.values()]
+    for seed in map(str, arguments.seeds):
+        measure_once(partial(learn, config_of(seed), arguments.work, say), "pmnist", seed, config_of(seed).as_json())
+    runs = measured("pmnist", lambda seed: config_of(seed).as_json()).values()
     result = {
-        "acc": {"mean": fmean(accuracies), "deviation": stdev(accuracies) if len(accuracies) > 1 else 0.0},
-        "bwt": [run["bwt"] for run in runs.values()],
-        "layers_changed_after_being_claimed": [run["layers_changed_after_being_claimed"] for run in runs.values()],
+        "acc": spread([run["acc"] for run in runs]),
+        "bwt": [run["bwt"] for run in runs],
+        "layers_changed_after_being_claimed": [run["layers_changed_after_being_claimed"] for run in runs],
         "paper": {"acc": 97.11, "one": 96.70},
     }
     say(f"ACC {result['acc']['mean']:.2f} ± {result['acc']['deviation']:.2f} (paper 97.11)")
-    write_result("pmnist", ["L3"], result, load_recipe("pmnist").as_json(), runs=runs)
+    write_result("pmnist", ["L3"], result, load_recipe("pmnist").as_json())
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -30,6 +31,30 @@ def write_result(name: str, targets: Sequence[str], result: Any, settings: Mappi
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def measure_once(measure: Callable[[], Mapping[str, Any]], folder: str, name: str, config: Mapping[str, Any]) -> None:
+    """Keep what a long run gives as `results/FOLDER/NAME.json`; one that is there is not repeated."""
+    path = RESULTS / folder / f"{name}.json"
+    if not path.exists():
+        sys.stderr.write(f"measuring {folder} {name} ...\n")
+        result = {**measure(), "config": config}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measured(folder: str, config_of: Callable[[str], Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """All that `measure_once` kept, by name; what was measured with other settings than today's is refused."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / folder).glob("*.json"))}
+    for name, result in found.items():
+        if result["config"] != json.loads(json.dumps(config_of(name))):
+            raise SystemExit(f"results/{folder}/{name}.json was measured with other settings: remove it")
+    return found
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean and sample deviation."""
+    return {"mean": fmean(values), "deviation": stdev(values) if len(values) > 1 else 0.0}
 
 
 def _shown(word: str) -> str:

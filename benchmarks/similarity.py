@@ -15,10 +15,11 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from record import write_result
+from record import measure_once, measured, write_result
 from torch import Tensor
 
 from etcl_deploy.build import build_network
@@ -36,6 +37,7 @@ from etcl_deploy.preprocessing import Preprocessing
 
 PREPROCESSING = Preprocessing(28, 28, 1, 0.5, 0.5)
 ITEMS, TESTS = 700, 100  # of every task
+LEARNING = "while learning"
 Pair = tuple[str, str]  # an earlier task and a later one
 
 
@@ -109,13 +111,11 @@ def gaps(found: dict[Pair, tuple[float, float]], tasks: list[Task], rule: str) -
     return values
 
 
-def score(values: dict[tuple[str, Pair], float], margin: float) -> dict[str, float]:
+def score(truth: list[bool], values: list[float], margin: float) -> dict[str, float]:
     """F1 with its parts."""
-    true = {key: kind(key[1][0]) == kind(key[1][1]) for key in values}
-    said = {key: value > 0 and value >= margin for key, value in values.items()}
-    hits = sum(true[key] and said[key] for key in values)
-    wrong = sum(said.values()) - hits
-    missed = sum(true.values()) - hits
+    said = [value > 0 and value >= margin for value in values]
+    hits = sum(same and yes for same, yes in zip(truth, said, strict=True))
+    wrong, missed = sum(said) - hits, sum(truth) - hits
     return {"f1": 2 * hits / max(1, 2 * hits + wrong + missed), "found": hits, "wrongly": wrong, "missed": missed}
 
 
@@ -124,55 +124,64 @@ def kind(name: str) -> str:
     return name.rpartition("-")[0]
 
 
-def best(values: dict[tuple[str, Pair], float]) -> tuple[float, dict[str, float]]:
+def best(truth: list[bool], values: list[float]) -> tuple[float, dict[str, float]]:
     """The margin with the highest F1."""
-    margins = sorted({0.0, *(value for value in values.values() if value > 0)})
-    return max(((margin, score(values, margin)) for margin in margins), key=lambda found: found[1]["f1"])
+    margins = sorted({0.0, *(value for value in values if value > 0)})
+    return max(((margin, score(truth, values, margin)) for margin in margins), key=lambda found: found[1]["f1"])
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """The gap of every pair of every sequence, as it was found while learning and by every distance and rule after."""
+    pairs: list[dict[str, str]] = []
+    found: dict[str, list[float]] = {}
+    for name, tasks in sequences(data_root(), config.learning.seed).items():
+        network = build_network(config)
+        run = learn_sequence(network, tasks, config.learning)
+        while_learning = {(c.task, later): c.gap for later, known in run.knowledge.items() for c in known.comparisons}
+        pairs += [{"sequence": name, "earlier": pair[0], "later": pair[1]} for pair in while_learning]
+        found.setdefault(LEARNING, []).extend(while_learning.values())
+        for distance in DISTANCES:
+            apart = distances(network, tasks, config, distance)
+            for rule in RULES:
+                values = gaps(apart, tasks, rule)
+                found.setdefault(f"{distance} {rule}", []).extend(values[pair] for pair in while_learning)
+    return {"pairs": pairs, "gaps": found}
+
+
+def config_of(seed: str) -> Config:
+    """Default settings but for a network that is small enough."""
+    return Config().with_values(
+        {"backbone": "resnet18", "size": 28, "channels": 1, "density": 0.4, "batch_size": 64}
+        | {"epochs": 10, "seed": int(seed)}
+    )
 
 
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=10)
-    arguments = parser.parse_args()
-    root, default = data_root(), Similarity()
-    config = Config().with_values(
-        {"backbone": "resnet18", "size": 28, "channels": 1, "density": 0.4, "batch_size": 64}
-        | {"epochs": arguments.epochs, "seed": arguments.seed}
-    )
-    table: dict[tuple[str, str], dict[tuple[str, Pair], float]] = {}
-    online: dict[tuple[str, Pair], float] = {}
-    for name, tasks in sequences(root, arguments.seed).items():
-        network = build_network(config)
-        run = learn_sequence(network, tasks, config.learning)
-        for later, known in run.knowledge.items():
-            online |= {(name, (c.task, later)): c.gap for c in known.comparisons}
-        for distance in DISTANCES:
-            found = distances(network, tasks, config, distance)
-            for rule in RULES:
-                rows = gaps(found, tasks, rule)
-                table.setdefault((distance, rule), {}).update({(name, pair): gap for pair, gap in rows.items()})
-        decided = score({key: gap for key, gap in online.items() if key[0] == name}, default.margin)
-        say(f"{name}: {len(tasks)} tasks, {decided}")
-    decided = score(online, default.margin)
-    say(f"while learning ({default.distance}, {default.rule}, margin {default.margin}): {decided}")
-    rows = []
-    for (distance, rule), values in table.items():
-        margin, result = best(values)
-        rows.append({"distance": distance, "rule": rule, "best_margin": margin, **result})
-        say(f"{distance:18s} {rule:9s} best margin {margin:.3f}: F1 {result['f1']:.3f} {result}")
-    similar = [gap for (_, pair), gap in online.items() if kind(pair[0]) == kind(pair[1])]
-    other = [gap for (_, pair), gap in online.items() if kind(pair[0]) != kind(pair[1])]
-    ranges = {"similar": [min(similar), max(similar)], "others": [min(other), max(other)]}
-    say(f"gaps {ranges}")
-    result = {
-        "f1": decided,
-        "margin": default.margin,
-        "gaps": ranges,
-        "side_by_side": rows,
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    default = Similarity()
+    for seed in map(str, parser.parse_args().seeds):
+        measure_once(partial(measure, config_of(seed)), "similarity", seed, config_of(seed).as_json())
+    parts = measured("similarity", lambda seed: config_of(seed).as_json())
+    truth = [kind(pair["earlier"]) == kind(pair["later"]) for part in parts.values() for pair in part["pairs"]]
+    found = {
+        way: [gap for part in parts.values() for gap in part["gaps"][way]] for way in next(iter(parts.values()))["gaps"]
     }
-    shown = [{"sequence": key[0], "earlier": key[1][0], "later": key[1][1], "gap": gap} for key, gap in online.items()]
-    write_result("similarity", ["L4"], result, config.as_json(), pairs=shown)
+    decided = found.pop(LEARNING)
+    ours = score(truth, decided, default.margin)
+    say(f"while learning ({default.distance}, {default.rule}, margin {default.margin}): {ours}")
+    of_similar, of_others = (
+        [gap for gap, same in zip(decided, truth, strict=True) if same is s] for s in (True, False)
+    )
+    ranges = {"similar": [min(of_similar), max(of_similar)], "others": [min(of_others), max(of_others)]}
+    say(f"gaps of similar pairs {ranges['similar']}, of others {ranges['others']}")
+    rows = []
+    for way, values in found.items():
+        margin, result = best(truth, values)
+        rows.append({"distance and rule": way, "best_margin": margin, **result})
+        say(f"{way:28s} best margin {margin:.3f}: {result}")
+    result = {"seeds": sorted(parts), **ours, "margin": default.margin, "gaps": ranges, "side_by_side": rows}
+    write_result("similarity", ["L4"], result, config_of("0").as_json())
 
 
 if __name__ == "__main__":

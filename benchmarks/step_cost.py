@@ -65,18 +65,22 @@ def sides(case: str) -> tuple[Callable[[], None], Callable[[], None]]:
     network.begin("task", classes, generator)
     lesson, dense = Lesson(network, "task", Learning(learning_rate=0.001), 1), Dense(network, len(classes))
     optimizer = torch.optim.Adam(dense.parameters(), lr=0.001, fused=True)
-    shape = (learning.batch_size, *network.preprocessing.shape)
-    images = torch.randint(0, 256, shape, generator=generator).to(torch.uint8)
-    labels = torch.randint(0, len(classes), (learning.batch_size,), generator=generator)
     network.train()
     dense.train()
 
+    def loss(model: nn.Module) -> Tensor:
+        # New items at every step: on the same ones the loss falls to nothing and numbers too small for the processor.
+        shape = (learning.batch_size, *network.preprocessing.shape)
+        images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        labels = torch.randint(0, len(classes), (learning.batch_size,), generator=generator)
+        return F.cross_entropy(model(images), labels)
+
     def ours() -> None:
-        lesson.descend(F.cross_entropy(network(images), labels))
+        lesson.descend(loss(network))
 
     def other() -> None:
         optimizer.zero_grad()
-        F.cross_entropy(dense(images), labels).backward()
+        loss(dense).backward()
         optimizer.step()
 
     return ours, other

@@ -95,6 +95,17 @@ def test_left_on_another_device_it_says_so() -> None:
         lesson.restore(replace(lesson.snapshot(), device="cuda"))
 
 
+def test_time_spent_before_an_interruption_counts() -> None:
+    """What a run says it took includes what it took before it was left."""
+    network, (task,) = with_dropout(), make_tasks(1)
+    network.begin(task.name, task.classes, torch.Generator())
+    left = Lesson(network, task.name, BASE, 1).snapshot()
+    assert (left.numbers["seconds"] or 0) > 0
+    later = replace(left, numbers={**left.numbers, "seconds": 1000.0})
+    run = learn_sequence(with_dropout(), [task], BASE, snapshot=later)
+    assert run.seconds > 1000
+
+
 def epochs_done(options: Learning) -> list[EpochDone]:
     seen: list[EpochDone] = []
 

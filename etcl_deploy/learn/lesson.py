@@ -7,6 +7,7 @@ bit comes out as if nothing had happened.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ class Lesson:
         self.best: float | None = None  # validation accuracy
         self.waited = 0  # epochs since
         self.best_tensors: dict[str, Tensor] = {}
+        self.began = time.monotonic()
         self.generator = seeded(options.seed, position, 0)
         network.randomness = torch.Generator(network.device).manual_seed(self.generator.initial_seed())
         self._left_off: tuple[Tensor, ...] = ()  # states of the random numbers to go on with
@@ -105,6 +107,7 @@ class Lesson:
     def snapshot(self) -> Snapshot:
         """Everything needed to go on from here."""
         numbers = {"epoch": self.epoch, "step": self.step, "best": self.best, "waited": self.waited}
+        numbers["seconds"] = time.monotonic() - self.began
         tensors = {f"network/{k}": v for k, v in self.network.learning_tensors().items()}
         tensors |= {f"best/{k}": v for k, v in self.best_tensors.items()}
         tensors |= {"loss": self.loss}
@@ -123,6 +126,7 @@ class Lesson:
         numbers, tensors = snapshot.numbers, snapshot.tensors
         self.epoch, self.step, self.waited = (int(numbers[k] or 0) for k in ("epoch", "step", "waited"))
         self.best = numbers["best"]
+        self.began -= numbers["seconds"] or 0
         for name, tensor in self.network.learning_tensors().items():
             tensor.copy_(tensors[f"network/{name}"])
         self.best_tensors = self._under(tensors, "best/")

@@ -49,7 +49,7 @@ def learn_sequence(
     comparer = Comparer(network, options.similarity, options.seed)
     total = len(run.tasks) + len(tasks)
     for task in tasks:
-        started = time.monotonic()
+        started = time.monotonic() - (snapshot.numbers["seconds"] or 0 if snapshot else 0)
         report(TaskStarted(task.name, len(run.tasks) + 1, total))
         learned = learn_task(network, task, options, run.knowledge, comparer, report, snapshot)
         known[task.name] = task

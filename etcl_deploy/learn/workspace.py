@@ -24,13 +24,12 @@ class Workspace:
         self.weight = weight
         self.scores = scores
         self.borrowed: Tensor | None = None
-        self.used = torch.zeros_like(
-            weight, requires_grad=True
-        )  # the weight in use, whose gradient a backward pass gives
+        # The weight in use; a backward pass gives its gradient.
+        self.used = torch.zeros_like(weight, requires_grad=True)
         self._claimed = claimed
         self._frozen = weight.detach().clone()
         self._free = (~claimed).float() if bool(claimed.any()) else None  # None: every weight may change
-        self._mask, self._of_weight, self._of_scores = (torch.zeros_like(self._frozen) for _ in range(3))
+        self._mask, self._of_weight = torch.zeros_like(self._frozen), torch.zeros_like(self._frozen)
         self._choose = Chooser(density)
 
     def look(self) -> Tensor:
@@ -48,18 +47,18 @@ class Workspace:
 
     @torch.no_grad()
     def spread_gradient(self) -> None:
-        """After a backward pass: give weight and scores their gradients (Eq. nws1, nws2)."""
+        """After a backward pass: give weight and scores their gradients (Eq. nws1, nws2), in the place of its own."""
         gradient = self.used.grad
         assert gradient is not None
         self.weight.grad = torch.mul(gradient, self._mask, out=self._of_weight)
         if self._free is not None:
             self.weight.grad.mul_(self._free)
-        self.scores.grad = self.to_scores(gradient, out=self._of_scores)
+        self.scores.grad, self.used.grad = self.to_scores(gradient), None
 
     @torch.no_grad()
-    def to_scores(self, gradient: Tensor, out: Tensor | None = None) -> Tensor:
-        """`dL/ds = dL/dm = dL/d(W * m) * W`, from the gradient of the weight in use."""
-        return torch.mul(gradient, self.weight, out=out)
+    def to_scores(self, gradient: Tensor) -> Tensor:
+        """`dL/ds = dL/dm = dL/d(W * m) * W`, in the place of the gradient of the weight in use."""
+        return gradient.mul_(self.weight)
 
     @torch.no_grad()
     def decay(self, share: float) -> None:
