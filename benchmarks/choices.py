@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from record import measure_once, measured, write_result
+from record import in_words, measure_once, measured, spread, write_result
 
 from etcl_deploy.build import build_network
+from etcl_deploy.config import Config
 from etcl_deploy.learn.lesson import seeded
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence
@@ -24,18 +25,22 @@ from etcl_deploy.origins import load_tasks
 from etcl_deploy.settings import load_recipe, parse_settings
 
 CHOICES = [
-    "",
+    "default",
     "model=most_similar",
     "alignment=once",
+    "alignment=every_step",
     "alignment=off",
     "pull=0",
+    "learning_rate=0.001",
+    "learning_rate=0.01",
+    "backward=unchecked",
     "backward=off",
     "head_energy=0.9",
     "head_energy=0.99",
-    "head_agreement=0",
     "scores=fresh",
-    "rotation=0 zoom=0 shift=0",
+    "rotation=0+zoom=0+shift=0",
 ]
+EPOCHS = 15
 
 
 def without_test(task: Task, number: int) -> Task:
@@ -44,32 +49,41 @@ def without_test(task: Task, number: int) -> Task:
     return Task(task.name, task.classes, rest.images, rest.labels, held.images, held.labels)
 
 
-def measure(choice: str, epochs: int, seed: int) -> dict[str, Any]:
+def config_of(name: str) -> Config:
+    """The settings of a result named CHOICE-SEED."""
+    choice, _, seed = name.rpartition("-")
+    changed = parse_settings(choice.split("+")) if choice != "default" else {}
+    return load_recipe("femnist1").with_values({"epochs": EPOCHS, "seed": int(seed)} | changed)
+
+
+def measure(config: Config) -> dict[str, Any]:
     """ACC and BWT on validation items, and what each task had when it was learned."""
-    config = load_recipe("femnist1").with_values({"epochs": epochs, "seed": seed} | parse_settings(choice.split()))
     tasks = [without_test(task, number) for number, task in enumerate(load_tasks(config, None))]
     summary = learn_sequence(build_network(config), tasks, config.learning).summary(config)
     learned = [row[-1] for row in summary["matrix"]]
     kept = {name: sum(change["kept"] > 0 for change in changes) for name, changes in summary["heads"].items()}
-    return {"choice": choice, "acc": summary["acc"], "bwt": summary["bwt"], "learned": learned, "heads_improved": kept}
+    return {"acc": summary["acc"], "bwt": summary["bwt"], "learned": learned, "heads_improved": kept}
 
 
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--choices", nargs="+", default=CHOICES, choices=CHOICES)
-    parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    settings = {"epochs": arguments.epochs, "seed": arguments.seed}
-    for choice in arguments.choices:
-        name = choice.replace(" ", "_") or "default"
-        measure_once(partial(measure, choice, arguments.epochs, arguments.seed), "choices", name, settings)
-    found = list(measured("choices", lambda name: settings).values())
-    for row in sorted(found, key=lambda row: -row["acc"]):
-        say(f"{row['choice'] or 'default':28s} ACC {row['acc']:.2f}  BWT {row['bwt']:+.4f}")
-    write_result("choices", [], found, settings)
+    for seed in arguments.seeds:
+        for choice in arguments.choices:
+            config = config_of(f"{choice}-{seed}")
+            measure_once(partial(measure, config), "choices", f"{choice}-{seed}", config.as_json())
+    found = measured("choices", lambda name: config_of(name).as_json())
+    table = {}
+    for choice in CHOICES:
+        rows = [part for name, part in found.items() if name.rpartition("-")[0] == choice]
+        if rows:
+            table[choice] = {key: spread([row[key] for row in rows]) for key in ("acc", "bwt")}
+            say(f"{choice:28s} ACC {in_words(table[choice]['acc'])}  BWT {in_words(table[choice]['bwt'])}")
+    write_result("choices", [], table, config_of("default-0").as_json())
 
 
 if __name__ == "__main__":

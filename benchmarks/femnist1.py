@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from record import measure_once, measured, spread, write_result
+from record import in_words, measure_once, measured, spread, write_result
 
 from etcl_deploy.build import build_network
 from etcl_deploy.config import Config
@@ -57,7 +57,10 @@ def learn_once(variant: str, config: Config, work: Path) -> dict[str, Any]:
         return {"accuracies": accuracies, "acc": fmean(a for a in accuracies if a is not None)}
     directory = work / f"{variant}-{config.learning.seed}"
     if (directory / "run.json").exists():
-        return resume(directory, "auto", lambda event: None)[0].summary(config)
+        run, stored = resume(directory, "auto", lambda event: None)
+        if stored != config:
+            raise SystemExit(f"{directory} was learned with other settings: remove it")
+        return run.summary(config)
     return train(config, None, directory, "auto", lambda event: None).summary(config)
 
 
@@ -75,6 +78,8 @@ def summarize(found: Found) -> dict[str, dict[str, Any]]:
             gains = [forward_transfer(runs[seed]["matrix"], alone) for seed, alone in ones.items()]
             if gains:
                 table[variant]["fwt"] = spread([gain for gain in gains if gain is not None])
+            gained = [found["full", seed]["acc"] - runs[seed]["acc"] for seed in runs if ("full", seed) in found]
+            table[variant]["full_minus_this"] = spread(gained)
         table[variant]["paper"] = PAPER[variant]
     return table
 
@@ -102,8 +107,8 @@ def main(say: Callable[[str], None]) -> None:
     found = {(name.rpartition("-")[0], int(name.rpartition("-")[2])): part for name, part in parts.items()}
     table = summarize(found)
     for variant, row in table.items():
-        shown = [(key, row[key]) for key in ("acc", "fwt", "bwt") if key in row]
-        cells = [f"{key} {value['mean']:.4g} ± {value['deviation']:.2g}" for key, value in shown]
+        shown = [(key, row[key]) for key in ("acc", "fwt", "bwt", "full_minus_this") if key in row]
+        cells = [f"{key} {in_words(value)}" for key, value in shown]
         say(f"{variant:22s} {'  '.join(cells)}   (paper {PAPER[variant]})")
     write_result("femnist1", ["L1", "L2", "L5"], table, load_recipe("femnist1").as_json())
 

@@ -19,7 +19,7 @@ from record import write_result
 
 from etcl_deploy.learn.directory import load
 
-SETTINGS = ["--set", "width=4", "--set", "size=8", "--epochs", "4", "--device", "cpu"]
+SETTINGS = ["--set", "width=4", "--set", "size=8", "--epochs", "4", "--device", "cpu", "--set", "checkpoint_seconds=0"]
 ETCL = [sys.executable, "-m", "etcl_deploy", "train"]
 
 
@@ -42,7 +42,7 @@ def main(say: Callable[[str], None]) -> None:
         length, whole = time.monotonic() - started, load(work / "whole").digest
         while kills < arguments.kills:
             run = work / f"run-{runs}"
-            process = start("digits", "--run", run, *SETTINGS, "--set", "checkpoint_seconds=0")
+            process = start("digits", "--run", run, *SETTINGS)
             while True:
                 # Anywhere from the first moment of the process to beyond its end; a run may be killed many times.
                 try:

@@ -18,17 +18,9 @@ from etcl_deploy.learn.run import current_versions
 RESULTS = Path(__file__).parent / "results"
 
 
-def write_result(name: str, targets: Sequence[str], result: Any, settings: Mapping[str, Any], **more: Any) -> None:
+def write_result(name: str, targets: Sequence[str], result: Any, settings: Mapping[str, Any]) -> None:
     """Write `results/NAME.json`."""
-    record = {
-        "targets": list(targets),
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_shown, sys.argv[1:])]),
-        "result": result,
-        "settings": dict(settings),
-        "versions": current_versions(),
-        "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads(), "architecture": platform.machine()},
-        **more,
-    }
+    record = {"targets": list(targets), "result": result, "settings": dict(settings), **_circumstances()}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
 
@@ -38,7 +30,7 @@ def measure_once(measure: Callable[[], Mapping[str, Any]], folder: str, name: st
     path = RESULTS / folder / f"{name}.json"
     if not path.exists():
         sys.stderr.write(f"measuring {folder} {name} ...\n")
-        result = {**measure(), "config": config}
+        result = {**measure(), "config": config, **_circumstances()}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
 
@@ -52,9 +44,23 @@ def measured(folder: str, config_of: Callable[[str], Mapping[str, Any]]) -> dict
     return found
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Mean and sample deviation."""
-    return {"mean": fmean(values), "deviation": stdev(values) if len(values) > 1 else 0.0}
+def spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and sample deviation; of a single value None."""
+    return {"mean": fmean(values), "deviation": stdev(values) if len(values) > 1 else None}
+
+
+def in_words(figure: Mapping[str, float | None]) -> str:
+    """A mean with its deviation, if there is one."""
+    return f"{figure['mean']:.4g}" + (f" ± {figure['deviation']:.2g}" if figure["deviation"] is not None else "")
+
+
+def _circumstances() -> dict[str, Any]:
+    """With which command, versions and machine something was measured."""
+    return {
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_shown, sys.argv[1:])]),
+        "versions": current_versions(),
+        "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads(), "architecture": platform.machine()},
+    }
 
 
 def _shown(word: str) -> str:

@@ -55,8 +55,8 @@ class Dense(nn.Module):
         return weigh(step.op, step.settings, x, self.weights[step.name])
 
 
-def sides(case: str) -> tuple[Callable[[], None], Callable[[], None]]:
-    """One step of ours, one of the dense network."""
+def sides(case: str, count: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    """One step of ours, one of the dense network; each can be taken `count` times."""
     config = Config().with_values(CASES[case])
     network, learning = build_network(config), config.learning
     classes, generator = tuple(str(n) for n in range(10)), torch.Generator().manual_seed(0)
@@ -68,19 +68,25 @@ def sides(case: str) -> tuple[Callable[[], None], Callable[[], None]]:
     network.train()
     dense.train()
 
-    def loss(model: nn.Module) -> Tensor:
-        # New items at every step: on the same ones the loss falls to nothing and numbers too small for the processor.
-        shape = (learning.batch_size, *network.preprocessing.shape)
-        images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-        labels = torch.randint(0, len(classes), (learning.batch_size,), generator=generator)
-        return F.cross_entropy(model(images), labels)
+    # New items at every step: on the same ones the loss falls to nothing and numbers too small for the processor.
+    shape = (learning.batch_size, *network.preprocessing.shape)
+    drawn = [
+        (
+            torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8),
+            torch.randint(0, len(classes), shape[:1], generator=generator),
+        )
+        for _ in range(count)
+    ]
+    batches, others = iter(drawn), iter(drawn)
 
     def ours() -> None:
-        lesson.descend(loss(network))
+        images, labels = next(batches)
+        lesson.descend(F.cross_entropy(network(images), labels))
 
     def other() -> None:
+        images, labels = next(others)
         optimizer.zero_grad()
-        loss(dense).backward()
+        F.cross_entropy(dense(images), labels).backward()
         optimizer.step()
 
     return ours, other
@@ -88,9 +94,9 @@ def sides(case: str) -> tuple[Callable[[], None], Callable[[], None]]:
 
 def measure(case: str, repeats: int) -> dict[str, object]:
     """Both sides in turn, `repeats` times; the median of each, and of the ratios."""
-    ours, other = sides(case)
-    steps = 5 if case == "resnet18" else 40
-    for _ in range(3):
+    steps, before = 5 if case == "resnet18" else 40, 3
+    ours, other = sides(case, before + steps * repeats)
+    for _ in range(before):
         ours(), other()
     found: list[tuple[float, float]] = []
     for _ in range(repeats):

@@ -47,8 +47,6 @@ def write_bytes(path: Path, data: bytes) -> None:
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Keep other processes that ask for the same directory out; a lock ends with its process, however that ends."""
-    if not directory.is_dir():
-        raise RunError(f"{directory} holds no run: there is no such directory")
     with (directory / LOCK).open("w") as file:
         if fcntl:
             try:

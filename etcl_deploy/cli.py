@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console, Group, RenderableType
 
-from etcl_deploy.errors import EtclError, ServeError
+from etcl_deploy.errors import EtclError, LearningError, ServeError
 from etcl_deploy.render import plain
 
 app = typer.Typer(
@@ -115,7 +115,7 @@ def train(
     tasks: Annotated[int | None, typer.Option(help="Only the first N tasks.")] = None,
     device: Device = "auto",
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config field.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, perhaps with other settings.")] = False,
     data_root: DataRoot = None,
     as_json: Json = False,
 ) -> None:
@@ -125,16 +125,15 @@ def train(
     from etcl_deploy.settings import load_recipe, parse_settings
 
     named = {"backbone": backbone, "epochs": epochs, "density": density, "seed": seed, "tasks": tasks}
-    values = {key: value for key, value in named.items() if value is not None}
+    values = parse_settings(settings or []) | {key: value for key, value in named.items() if value is not None}
     if resume:
-        if recipe or data or values or settings:
-            raise typer.BadParameter("--resume goes on with the run's own recipe, data and settings: leave them out")
-        _learn(lambda report, note: training.resume(run, device, report, note, data_root), run, as_json=as_json)
+        if recipe or data:
+            raise typer.BadParameter("--resume goes on with the run's own recipe and data: leave them out")
+        _learn(lambda report, note: training.resume(run, device, report, note, data_root, values), run, as_json=as_json)
         return
     if (recipe is None) == (data is None):
         raise typer.BadParameter("name a recipe, or your own folder with --data DIR (not both)")
-    config = load_recipe(recipe) if recipe else Config()
-    config = config.with_values({**parse_settings(settings or []), **values})
+    config = (load_recipe(recipe) if recipe else Config()).with_values(values)
     _learn(
         lambda report, note: (training.train(config, data, run, device, report, note, data_root), config),
         run,
@@ -168,6 +167,10 @@ def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: 
     except KeyboardInterrupt:
         if (run / "run.json").exists():
             progress.note(f"interrupted; go on with: {how_to_go_on(run)}")
+        raise
+    except LearningError:
+        if (run / "run.json").exists():
+            progress.note(f"finished tasks are kept; --set NAME=VALUE may help: {how_to_go_on(run)}")
         raise
     summary = learned.summary(config)
     show({**summary, "digest": load(run).digest}, as_json=as_json, picture=run_report(summary))

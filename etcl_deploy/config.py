@@ -108,9 +108,9 @@ class Similarity(Section):
     )
     # relative: the share of the original distance that learning removed; paper: Eq. SDM, normalized over earlier tasks.
     rule: Literal["relative", "paper"] = "relative"
-    margin: float = 0.4  # how large the gap must be (delta of the paper)
+    margin: float = 0.4  # how large the gap must be (delta of the paper, which the rule `paper` wants near 0)
     energy: float = 0.99  # share of the squared norm of the features that the bases hold
-    sample_share: float = 0.05  # of a task's training items, to compare by
+    sample_share: float = 0.05  # of a task's training items, to compare by; never more than 2,000 items
     sample_items: int = 300  # but at least so many, where there are
 
 
@@ -124,9 +124,10 @@ class Transfer(Section):
     alignment: Literal["warm_start", "once", "every_step", "off"] = "warm_start"
     # The similar task to begin with or align to: the most similar (the paper), or the latest, which builds on others.
     model: Literal["latest", "most_similar"] = "latest"
-    # Backwards: heads of similar tasks with equal classes go on learning, outside the space of their own data; off: no
-    # head of a finished task ever changes, and no new one is drawn to them.
-    backward: Literal["projected", "off"] = "projected"
+    # Backwards: heads of similar tasks with equal classes go on learning, outside the space of their own data, and what
+    # does harm is not kept; unchecked: all of it is kept (the paper); off: no head of a finished task ever changes, and
+    # no new one is drawn to them.
+    backward: Literal["projected", "unchecked", "off"] = "projected"
     pull: float = 1.0  # weight of `1 - cos(head, similar head)` in the loss of new and old heads (Eq. Lsim)
     head_energy: float = 0.999  # share of its data's squared norm that an old head's protected space holds
     head_epochs: int = 20  # passes over the new task's features for an old head

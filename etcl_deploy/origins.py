@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,21 +45,21 @@ def tasks_of(stored: Stored, note: Note, root: Path | None) -> list[Task]:
         folder = Path(origin.folder) if origin.folder else None
         limit = stored.config.tasks if number == 0 else None  # what was added later was added whole
         try:
-            tasks = {task.name: task for task in load_tasks(replace(stored.config, tasks=limit), folder, root=root)}
-            found += [_unchanged(name, known, tasks) for name, known in origin.tasks]
+            there = {task.name: task for task in load_tasks(replace(stored.config, tasks=limit), folder, root=root)}
         except DataError as error:
             if any(name in stored.waiting for name, _ in origin.tasks):
                 raise
             note(f"{error}. The accuracy of those tasks is carried over where their heads do not change")
+            continue
+        for name, known in origin.tasks:
+            if name in there and digest(there[name]) == known:
+                found.append(there[name])
+                continue
+            fault = "has other items than the run began with" if name in there else "is no longer there"
+            if name in stored.waiting:
+                raise DataError(f"task {name!r} {fault}; put back what was there to go on")
+            note(f"task {name!r} {fault}. Its accuracy is carried over where its head does not change")
     return found
-
-
-def _unchanged(name: str, known: str, tasks: Mapping[str, Task]) -> Task:
-    if name not in tasks:
-        raise DataError(f"task {name!r} is no longer there; put it back to go on")
-    if digest(tasks[name]) != known:
-        raise DataError(f"the items of task {name!r} are not those the run began with; put them back to go on")
-    return tasks[name]
 
 
 def digest(task: Task) -> str:

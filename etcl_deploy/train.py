@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from etcl_deploy.atomic import locked
@@ -41,7 +42,7 @@ def train(
     directories.check_free(directory)
     network = build_network(config).to(choose_device(device))
     tasks = load_tasks(config, data, note, root)
-    check_tasks(network, tasks)
+    check_tasks(network, tasks, config.learning)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         directories.check_free(directory)  # again: another process may have been quicker
@@ -50,11 +51,23 @@ def train(
 
 
 def resume(
-    directory: Path, device: str, report: Report, note: Note = lambda text: None, root: Path | None = None
+    directory: Path,
+    device: str,
+    report: Report,
+    note: Note = lambda text: None,
+    root: Path | None = None,
+    values: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Run, Config]:
-    """Go on with a run from where it was left; it ends with the bytes it would have had."""
+    """Go on with a run from where it was left; it ends with the bytes it would have had.
+
+    With `values` the tasks it has yet to learn are learned with other settings, the first of them from its beginning.
+    """
+    directories.check_there(directory)
     with locked(directory):
         stored = directories.load(directory, choose_device(device), finished=False)
+        if values:
+            stored = _changed(stored, values)
+            directories.forget_lesson(directory)
         return _go_on(stored, tasks_of(stored, note, root), directory, report, note), stored.config
 
 
@@ -62,16 +75,34 @@ def add(
     directory: Path, data: Path, device: str, report: Report, note: Note = lambda text: None, root: Path | None = None
 ) -> tuple[Run, Config]:
     """Learn further tasks, from a folder, on a run that is complete."""
+    directories.check_there(directory)
     with locked(directory):
         stored = directories.load(directory, choose_device(device))
         if stored.waiting:
-            hint = f"first: {directories.how_to_go_on(directory)}"
+            hint = (
+                f"first: {directories.how_to_go_on(directory)} (with --tasks {len(stored.run.tasks)} to leave it out)"
+            )
             raise RunError(f"{directory} has not learned {stored.waiting[0]!r} yet; {hint}")
         new = load_tasks(replace(stored.config, tasks=None), data, note, root)
-        check_tasks(stored.run.network, new)
+        check_tasks(stored.run.network, new, stored.config.learning)
         tasks = [*tasks_of(stored, note, root), *new]
         larger = replace(stored, origins=(*stored.origins, origin_of(new, data)))
         return _go_on(larger, tasks, directory, report, note), stored.config
+
+
+def _changed(stored: Stored, values: Mapping[str, Any]) -> Stored:
+    """The run with other settings from here on; what it has learned must still fit them."""
+    old, config = stored.config, stored.config.with_values(values)
+    learning = replace(config.learning, seed=old.learning.seed, similarity=old.learning.similarity)
+    if replace(old, tasks=config.tasks, learning=learning) != config:
+        raise RunError("of a run that has begun only --tasks and how a task is learned can change, not the rest")
+    planned = [name for origin in stored.origins for name, _ in origin.tasks]
+    wanted = len(planned) if config.tasks == old.tasks else config.tasks or len(planned)
+    if not len(stored.run.tasks) <= wanted <= len(planned):
+        raise RunError(f"{len(stored.run.tasks)} of {len(planned)} tasks are learned; --tasks {wanted} is not between")
+    chosen = set(planned[:wanted])
+    origins = (replace(o, tasks=[task for task in o.tasks if task[0] in chosen]) for o in stored.origins)
+    return replace(stored, config=config, origins=tuple(o for o in origins if o.tasks))
 
 
 def _go_on(stored: Stored, tasks: Sequence[Task], directory: Path, report: Report, note: Note) -> Run:

@@ -70,6 +70,7 @@ def test_tasks_that_cannot_be_learned_are_refused_before_any_is() -> None:
         (replace(second, train_x=second.train_x[:, :8]), r"training images are torch.uint8 \[8, 16, 1\]"),
         (replace(second, train_x=second.train_x.float()), "training images are torch.float32"),
         (replace(second, test_x=second.test_x[:0], test_y=second.test_y[:0]), "has 0 test images and 0 labels"),
+        (replace(second, train_x=second.train_x[:1], train_y=second.train_y[:1]), "has 1 training items; two"),
         (replace(second, classes=("a",)), "at least two different classes"),
         (replace(second, name="t0"), "task 't0' is there twice"),
     ]
@@ -100,4 +101,6 @@ def test_few_items_and_no_free_weights_are_said() -> None:
     assert full[0].startswith("t1: every weight is claimed")
     assert not warnings_of({}, 2, Learning(epochs=1, batch_size=16))
     unchecked = warnings_of({}, 1, Learning(epochs=1, batch_size=16, validation_share=0))
+    blind = warnings_of({}, 1, Learning(epochs=1, batch_size=16, validation_share=0.01, keep="best"))
+    assert blind[0] == "t0: no items are held back for validation: patience and keep = best have nothing to go by"
     assert unchecked == ["t0: no items are held back for validation to check old heads by: none is improved"]

@@ -15,3 +15,10 @@ def test_acc_and_bwt_of_a_known_matrix() -> None:
 def test_one_task_has_no_backward_transfer() -> None:
     """With a single task there is nothing to transfer back to."""
     assert metrics.backward_transfer([[90.0]]) is None
+
+
+def test_of_what_is_not_known_there_is_no_mean() -> None:
+    """Leaving out a task that cannot be measured would make it look like the others."""
+    assert metrics.average_accuracy([[90.0], [None, 70.0]]) is None
+    assert metrics.backward_transfer([[90.0], [85.0, 70.0], [None, 71.0, 60.0]]) is None
+    assert metrics.forward_transfer([[90.0], [85.0, None]], [50.0, 60.0]) is None

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from conftest import ETCL
 from PIL import Image
 
 from etcl_deploy.config import Config
-from etcl_deploy.errors import DataError, RunError
+from etcl_deploy.errors import ConfigError, DataError, RunError
 from etcl_deploy.learn.directory import load
 from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import add, resume, train
@@ -86,10 +87,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_resume_is_careful(tmp_path: Path) -> None:
-    """No run, a run that is complete, settings that are not the run's, data that changed."""
+    """There must be a run, and it has a recipe already."""
     for words, code, message in (
         (["--run", tmp_path / "none", "--resume"], 1, "holds no run"),
-        (["digits", "--run", tmp_path / "none", "--resume"], 2, "leave them out"),
+        (["digits", "--run", tmp_path / "none", "--resume"], 2, "goes on with the run's own recipe"),
     ):
         process = etcl("train", *words)
         _, err = process.communicate(timeout=60)
@@ -165,8 +166,82 @@ def test_data_that_changed_since_is_refused(photos: Path, tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         train(Config().with_values(settings()), photos, tmp_path / "run", "cpu", stop)
     Image.new("L", (12, 12)).save(photos / "b" / "class-0" / "3.png")
-    with pytest.raises(DataError, match="task 'b' are not those the run began with"):
+    with pytest.raises(DataError, match="task 'b' has other items than the run began with"):
         resume(tmp_path / "run", "cpu", lambda event: None)
+
+
+def interrupted(photos: Path, run: Path, learned: int, values: Mapping[str, object] | None = None) -> None:
+    """A run that was left in the middle of a task."""
+    count = 0
+
+    def stop(event: object) -> None:
+        nonlocal count
+        count += type(event).__name__ == "TaskDone"
+        if count == learned and type(event).__name__ == "StepDone":
+            raise KeyboardInterrupt
+
+    config = Config().with_values({**settings(), "checkpoint_seconds": 0, **(values or {})})
+    with pytest.raises(KeyboardInterrupt):
+        train(config, photos, run, "cpu", stop)
+    assert list(run.glob("lesson-*"))
+
+
+def test_data_of_finished_tasks_may_be_gone(photos: Path, tmp_path: Path) -> None:
+    """Only what is still to be learned is needed; the rest is said, and its accuracy carried over."""
+    interrupted(photos, tmp_path / "run", 1, {"backward": "off"})
+    shutil.rmtree(photos / "a")
+    notes: list[str] = []
+    run, _ = resume(tmp_path / "run", "cpu", lambda event: None, notes.append)
+    assert run.tasks == ("a", "b", "c")
+    assert [row[0] for row in run.matrix] == [run.matrix[0][0]] * 3
+    assert notes == ["task 'a' is no longer there. Its accuracy is carried over where its head does not change"]
+
+
+def test_a_run_goes_on_with_other_settings(photos: Path, tmp_path: Path) -> None:
+    """The task under way starts anew with them; finished ones are as they were."""
+    run = tmp_path / "run"
+    interrupted(photos, run, 1)
+    first = load(run).run.network.finished["a"].masks
+    _, config = resume(run, "cpu", lambda event: None, values={"epochs": 1, "learning_rate": 0.001, "backward": "off"})
+    assert (config.learning.epochs, load(run).config) == (1, config)
+    for name, mask in load(run).run.network.finished["a"].masks.items():
+        assert torch.equal(mask, first[name])
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [event["epochs"] for event in events if event["event"] == "EpochDone"] == [2, 2, 1, 1]
+
+
+def test_a_task_that_cannot_be_learned_does_not_block_the_run(photos: Path, tmp_path: Path) -> None:
+    """`--tasks` with what was learned leaves out the rest; then other tasks can be added, even one of the same name."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    interrupted(photos, run, 1)
+    other.mkdir()
+    shutil.copytree(photos / "c", other / "b")
+    with pytest.raises(
+        RunError, match=r"has not learned 'b' yet; first: .* --resume \(with --tasks 1 to leave it out\)"
+    ):
+        add(run, other, "cpu", lambda event: None)
+    for wanted in (0, 4):
+        with pytest.raises((RunError, ConfigError)):
+            resume(run, "cpu", lambda event: None, values={"tasks": wanted})
+    resume(run, "cpu", lambda event: None, values={"tasks": 1})
+    added, _ = add(run, other, "cpu", lambda event: None)
+    assert (added.tasks, load(run).waiting) == (("a", "b"), [])
+
+
+@pytest.mark.parametrize("values", [{"density": 0.3}, {"seed": 5}, {"size": 16}, {"distance": "euclidean"}])
+def test_what_a_run_is_built_on_cannot_change(photos: Path, tmp_path: Path, values: dict[str, object]) -> None:
+    """Masks, items and what is kept of tasks would no longer fit; and nothing is lost by asking."""
+    interrupted(photos, tmp_path / "run", 1)
+    with pytest.raises(RunError, match="only --tasks and how a task is learned can change"):
+        resume(tmp_path / "run", "cpu", lambda event: None, values=values)
+    assert list((tmp_path / "run").glob("lesson-*"))
+
+
+def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path: Path) -> None:
+    """Asking for what is not there leaves nothing behind."""
+    with pytest.raises(RunError, match="holds no run"):
+        resume(tmp_path, "cpu", lambda event: None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_task_that_is_gone_or_moved_is_not_skipped(photos: Path, tmp_path: Path) -> None:

@@ -87,7 +87,21 @@ def test_a_head_that_would_lose_is_left_alone() -> None:
     state = network.finished["t0"]
     (change,) = improve_heads(network, "t1", [state], wrong, right, run.knowledge, settings, torch.Generator())
     assert change.kept == 0
+    assert change.agreement == 100  # it answers as it did when its task was finished
     assert torch.equal(network.finished["t0"].head["weight"], before)
+
+    # The paper keeps what it learned, whatever it does.
+    paper = replace(settings, backward="unchecked")
+    (change,) = improve_heads(network, "t1", [state], wrong, right, run.knowledge, paper, torch.Generator())
+    assert change.kept == 1
+    assert change.after < change.before
+    assert change.agreement < 100
+
+    # A head that is left alone agrees with its first answers as far as it did before.
+    state, agreement = network.finished["t0"], change.agreement
+    (change,) = improve_heads(network, "t1", [state], wrong, right, run.knowledge, settings, torch.Generator())
+    if not change.kept:
+        assert change.agreement == pytest.approx(agreement, abs=10)
 
 
 def test_heads_of_other_classes_are_not_touched() -> None:
@@ -99,6 +113,21 @@ def test_heads_of_other_classes_are_not_touched() -> None:
     assert run.knowledge["t1"].similar == ("t0",)
     assert run.knowledge["t1"].changes == ()
     assert torch.equal(seen[0]["head t0"], seen[1]["head t0"])
+
+
+@pytest.mark.parametrize(("model", "expected"), [("latest", "t1"), ("most_similar", "t0")])
+def test_a_task_is_modelled_on_the_one_that_was_asked_for(model: str, expected: str) -> None:
+    """Learned at a rate of nearly nothing, a task ends with the mask it began with."""
+    network, tasks = small("fcn3"), make_tasks(2)
+    tasks[1] = replace(tasks[1], train_x=255 - tasks[1].train_x)
+    run = learn_sequence(network, tasks, ALL_SIMILAR)
+    options = replace(ALL_SIMILAR, learning_rate=1e-30, transfer=Transfer(model=model))  # type: ignore[arg-type]
+    again = replace(tasks[0], name="again")
+    gaps = {c.task: c.gap for c in learn_sequence(network, [again], options, before=run).knowledge["again"].comparisons}
+    assert gaps["t0"] > gaps["t1"]
+    masks = {name: state.masks for name, state in network.finished.items()}
+    assert all(torch.equal(mask, masks[expected][step]) for step, mask in masks["again"].items())
+    assert any(not torch.equal(mask, masks["t0"][step]) for step, mask in masks["t1"].items())
 
 
 @pytest.mark.parametrize("backbone", ["fcn3", "resnet18"])

@@ -114,14 +114,17 @@ def _without_harm(
     answers = _logits(known.head, drawn).argmax(1)
     before = _score(state.head, held)
     length = state.head["weight"].norm()
+
+    def agreement_of(head: Head) -> float:
+        return float((_logits(head, drawn).argmax(1) == answers).float().mean())
+
     for share in SHARES:
         head = {key: torch.lerp(value, trained[key], share) for key, value in state.head.items()}
-        agreement = float((_logits(head, drawn).argmax(1) == answers).float().mean())
-        after = _score(head, held)
-        if after[0] <= before[0] and agreement >= settings.head_agreement:
+        agreement, after = agreement_of(head), _score(head, held)
+        if settings.backward == "unchecked" or (after[0] <= before[0] and agreement >= settings.head_agreement):
             moved = float((head["weight"] - state.head["weight"]).norm() / length)
             return head, HeadChange(state.name, share, moved, before[1], after[1], 100 * agreement)
-    return state.head, HeadChange(state.name, 0.0, 0.0, before[1], before[1], 100.0)
+    return state.head, HeadChange(state.name, 0.0, 0.0, before[1], before[1], 100 * agreement_of(state.head))
 
 
 def _logits(head: Head, features: Tensor) -> Tensor:

@@ -86,6 +86,12 @@ def check_free(directory: Path) -> None:
         raise RunError(f"{directory} cannot be made: {nearest} is not a directory one can write to")
 
 
+def check_there(directory: Path) -> None:
+    """Refuse a directory that holds no run."""
+    if not (directory / RECORD).exists():
+        raise RunError(f"{directory} holds no run: {directory / RECORD} is missing")
+
+
 def _is_leftover(path: Path) -> bool:
     """Something a process left that was killed before its run was one."""
     ours = r"\.run\.\w+\.json|\.?backbone-[0-9a-f]{16}(\.\w+)?\.safetensors"
@@ -134,7 +140,7 @@ def save(stored: Stored, directory: Path) -> None:
     atomic.write_bytes(directory / RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
     _remove(directory, "backbone", keep=record["state"]["name"])
     if len(entries) > before:
-        _remove(directory, "lesson")
+        forget_lesson(directory)
 
 
 def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) -> Stored:
@@ -174,6 +180,11 @@ def load_lesson(directory: Path, task: str) -> Snapshot | None:
     return max(ours, key=lambda s: (s.numbers["epoch"] or 0, s.numbers["step"] or 0), default=None)
 
 
+def forget_lesson(directory: Path) -> None:
+    """Leave nothing of the task under way: it starts anew."""
+    _remove(directory, "lesson")
+
+
 def log_event(directory: Path, event: Mapping[str, Any]) -> None:
     """Add a line to the log of events."""
     with (directory / EVENTS).open("a", encoding="utf-8") as file:
@@ -182,10 +193,8 @@ def log_event(directory: Path, event: Mapping[str, Any]) -> None:
 
 def _read_record(directory: Path) -> dict[str, Any]:
     path = directory / RECORD
-    try:
-        record: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"{directory} holds no run: {path} is missing") from None
+    check_there(directory)
+    record: dict[str, Any] = json.loads(path.read_text("utf-8"))
     if record["format"] != FORMAT:
         raise RunError(f"{path} has format {record['format']}; this etcl_deploy reads format {FORMAT}")
     return record

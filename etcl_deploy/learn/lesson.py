@@ -29,6 +29,11 @@ class Snapshot:
     numbers: Mapping[str, float | None]
     tensors: Mapping[str, Tensor]
 
+    @property
+    def seconds(self) -> float:
+        """What it took so far."""
+        return self.numbers.get("seconds") or 0.0
+
 
 class Lesson:
     """Mutable on purpose: this is what changes from step to step."""
@@ -126,7 +131,7 @@ class Lesson:
         numbers, tensors = snapshot.numbers, snapshot.tensors
         self.epoch, self.step, self.waited = (int(numbers[k] or 0) for k in ("epoch", "step", "waited"))
         self.best = numbers["best"]
-        self.began -= numbers["seconds"] or 0
+        self.began -= snapshot.seconds
         for name, tensor in self.network.learning_tensors().items():
             tensor.copy_(tensors[f"network/{name}"])
         self.best_tensors = self._under(tensors, "best/")

@@ -29,10 +29,12 @@ def forward_transfer(matrix: Matrix, alone: Sequence[float]) -> float | None:
 
 
 def _mean_change(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
-    changes = [now - then for now, then in pairs if now is not None and then is not None]
-    return fmean(changes) / 100 if changes else None
+    change = _mean(None if now is None or then is None else now - then for now, then in pairs)
+    return None if change is None else change / 100
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    """The mean; None of nothing, and where a value is not known: of the others it would be a mean of something else."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return fmean(known) if known and len(known) == len(found) else None

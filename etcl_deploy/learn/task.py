@@ -31,9 +31,13 @@ class Items:
 
         Items often come class by class, and a batch of one class has the statistics of no other.
         """
-        held = min(round(share * len(self)), len(self) - 1)
+        held = self.held_back(share)
         order = torch.randperm(len(self), generator=generator)
         return self[order[held:]], self[order[:held]]
+
+    def held_back(self, share: float) -> int:
+        """How many items `split` holds back."""
+        return min(round(share * len(self)), len(self) - 1)
 
     def batches(self, size: int, generator: torch.Generator | None = None) -> list[Tensor]:
         """Indices in batches, shuffled by the generator if there is one; none of a single item if that can be helped.

@@ -43,13 +43,13 @@ def learn_sequence(
     `before` is a run to go on from and `earlier` those of its tasks whose test items are at hand; `snapshot` is where
     the first of `tasks` was left.
     """
-    check_tasks(network, tasks)
+    check_tasks(network, tasks, options)
     run = before or Run(network)
     known = {task.name: task for task in earlier}
-    comparer = Comparer(network, options.similarity, options.seed)
+    comparer = Comparer(network, options.similarity)
     total = len(run.tasks) + len(tasks)
     for task in tasks:
-        started = time.monotonic() - (snapshot.numbers["seconds"] or 0 if snapshot else 0)
+        started = time.monotonic() - (snapshot.seconds if snapshot else 0)
         report(TaskStarted(task.name, len(run.tasks) + 1, total))
         learned = learn_task(network, task, options, run.knowledge, comparer, report, snapshot)
         known[task.name] = task
@@ -181,7 +181,7 @@ def predict(network: MaskedNetwork, name: str, images: Tensor) -> Tensor:
     return network.answer(features).cpu()
 
 
-def check_tasks(network: MaskedNetwork, tasks: Sequence[Task]) -> None:
+def check_tasks(network: MaskedNetwork, tasks: Sequence[Task], options: Learning) -> None:
     """Refuse, before anything is learned, tasks that cannot be."""
     names = list(network.finished)
     for task in tasks:
@@ -191,6 +191,8 @@ def check_tasks(network: MaskedNetwork, tasks: Sequence[Task]) -> None:
         names.append(task.name)
         if len(task.classes) < 2 or len(set(task.classes)) != len(task.classes):
             raise DataError(f"{where} needs at least two different classes, not {list(task.classes)[:5]}")
+        if len(task.training) - task.training.held_back(options.validation_share) < 2:
+            raise DataError(f"{where} has {len(task.training)} training items; two to learn from are the least")
         for part, items in (("training", task.training), ("test", task.test)):
             if len(items) == 0 or len(items.images) != len(items):
                 raise DataError(f"{where} has {len(items.images)} {part} images and {len(items)} labels")
@@ -214,6 +216,8 @@ def _warnings(network: MaskedNetwork, training: Items, validation: Items, option
             "every weight is claimed: this task can only choose among the weights of earlier ones; "
             "a lower --density or a wider network (--set width=N) leaves more room"
         )
+    if not len(validation) and (options.patience or options.keep == "best"):
+        found.append("no items are held back for validation: patience and keep = best have nothing to go by")
     if not len(validation) and options.transfer.backward != "off" and options.similarity.similar != "none":
         found.append("no items are held back for validation to check old heads by: none is improved")
     return found
