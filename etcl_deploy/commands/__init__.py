@@ -1,0 +1,1 @@
+"""What `etcl` can do: every command parses, makes one call and prints. Heavy imports live inside commands."""

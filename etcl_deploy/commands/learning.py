@@ -1,0 +1,118 @@
+"""Learn: the demo, a run, what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+
+from etcl_deploy.commands.console import DataRoot, Device, Json, RunFolder, err, show
+from etcl_deploy.errors import EtclError, LearningError
+
+BACKBONE_HELP = "fcn3, lenet5, alexnet, resnet18, or your own network: package.module:function."
+
+
+def demo(
+    workdir: Annotated[Path | None, typer.Option(help="Keep what is made here; otherwise it is removed.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The whole loop on real handwritten digits: learn, bundle, serve over HTTP, export, compare."""
+    from tempfile import TemporaryDirectory
+
+    from etcl_deploy.demo import run_demo
+    from etcl_deploy.render import TrainingProgress, demo_report
+
+    progress = TrainingProgress(err)
+    with TemporaryDirectory(prefix="etcl-demo-") as temporary, progress.bars:
+        result = run_demo(workdir or Path(temporary), progress, progress.stage)
+    show(result.as_json(), as_json=as_json, picture=demo_report(result))
+    if not all(task.agree for task in result.tasks):
+        raise EtclError("the four ways to ask did not agree; see the table")
+
+
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A named experiment, e.g. digits, femnist1, pmnist.")] = None,
+    run: Annotated[Path, typer.Option(help="A new directory for the run.")] = ...,  # type: ignore[assignment]
+    data: Annotated[Path | None, typer.Option(help="Your own tasks: DIR/<task>/<class>/*.png.")] = None,
+    backbone: Annotated[str | None, typer.Option(help=BACKBONE_HELP)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
+    density: Annotated[float | None, typer.Option(help="Share of weights a mask keeps.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides everything random.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Only the first N tasks.")] = None,
+    device: Device = "auto",
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config field.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, perhaps with other settings.")] = False,
+    data_root: DataRoot = None,
+    as_json: Json = False,
+) -> None:
+    """Learn a sequence of tasks: a recipe, or the folders in --data. Ctrl-C saves; --resume goes on."""
+    from etcl_deploy import train as training
+    from etcl_deploy.config import Config
+    from etcl_deploy.settings import load_recipe, parse_settings
+
+    named = {"backbone": backbone, "epochs": epochs, "density": density, "seed": seed, "tasks": tasks}
+    values = parse_settings(settings or []) | {key: value for key, value in named.items() if value is not None}
+    if resume:
+        if recipe or data:
+            raise typer.BadParameter("--resume goes on with the run's own recipe and data: leave them out")
+        _learn(lambda report, note: training.resume(run, device, report, note, data_root, values), run, as_json=as_json)
+        return
+    if (recipe is None) == (data is None):
+        raise typer.BadParameter("name a recipe, or your own folder with --data DIR (not both)")
+    config = (load_recipe(recipe) if recipe else Config()).with_values(values)
+    _learn(
+        lambda report, note: (training.train(config, data, run, device, report, note, data_root), config),
+        run,
+        as_json=as_json,
+    )
+
+
+def add(
+    run: RunFolder,
+    data: Annotated[Path, typer.Option(help="The new tasks: DIR/<task>/<class>/*.png.")],
+    device: Device = "auto",
+    data_root: DataRoot = None,
+    as_json: Json = False,
+) -> None:
+    """Learn one or more further tasks on an existing run, with its own settings."""
+    from etcl_deploy import train as training
+
+    _learn(lambda report, note: training.add(run, data, device, report, note, data_root), run, as_json=as_json)
+
+
+def evaluate(run: RunFolder, as_json: Json = False) -> None:
+    """Accuracy matrix, ACC, BWT, share claimed; what each task was compared with, and which heads it changed."""
+    from etcl_deploy.learn.directory import load
+    from etcl_deploy.render import run_report, transfer_report
+
+    stored = load(run)
+    summary = stored.run.summary(stored.config)
+    show(
+        {**summary, "digest": stored.digest},
+        as_json=as_json,
+        picture=Group(run_report(summary), transfer_report(summary)),
+    )
+
+
+def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: bool) -> None:
+    """Learn with progress on stderr, then show the run; if interrupted, say how to go on."""
+    from etcl_deploy.learn.directory import how_to_go_on, load
+    from etcl_deploy.render import TrainingProgress, run_report
+
+    progress = TrainingProgress(err)
+    try:
+        with progress.bars:
+            learned, config = learn(progress, progress.note)
+    except KeyboardInterrupt:
+        if (run / "run.json").exists():
+            progress.note(f"interrupted; go on with: {how_to_go_on(run)}")
+        raise
+    except LearningError:
+        if (run / "run.json").exists():
+            progress.note(f"finished tasks are kept; --set NAME=VALUE may help: {how_to_go_on(run)}")
+        raise
+    summary = learned.summary(config)
+    show({**summary, "digest": load(run).digest}, as_json=as_json, picture=run_report(summary))
