@@ -211,12 +211,14 @@ class TrainingProgress:
 
     def __call__(self, event: Event) -> None:
         """Show one event of the trainer."""
-        from etcl_deploy.learn.events import Compared, EpochDone, StepDone, TaskDone, TaskStarted, Warned
+        from etcl_deploy.learn.events import Compared, EpochDone, Resumed, StepDone, TaskDone, TaskStarted, Warned
 
         if isinstance(event, TaskStarted):
             self.position = event.position
             self.bars.update(self.sequence, total=event.total, visible=event.total > 1)
             self.bars.reset(self.epochs, description=event.task, visible=True, note="")
+        elif isinstance(event, Resumed):
+            self.note(f"going on with {event.task}, epoch {event.epoch}")
         elif isinstance(event, Warned):
             self.note(f"{event.task}: {event.message}")
         elif isinstance(event, Compared):

@@ -111,8 +111,6 @@ def _go_on(stored: Stored, tasks: Sequence[Task], directory: Path, report: Repor
     directories.tidy(directory)
     snapshot = directories.load_lesson(directory, waiting[0]) if waiting else None
     directories.save(stored, directory)
-    if snapshot:
-        directories.log_event(directory, _logged(Resumed(snapshot.task, int(snapshot.numbers["epoch"] or 0) + 1)))
     saved = time.monotonic()
     with _polite_stop(note) as stop_wanted:
 
@@ -131,6 +129,8 @@ def _go_on(stored: Stored, tasks: Sequence[Task], directory: Path, report: Repor
                 directories.log_event(directory, _logged(event))
             report(event)
 
+        if snapshot:
+            save_and_report(Resumed(snapshot.task, int(snapshot.numbers["epoch"] or 0) + 1))
         return learn_sequence(
             run.network,
             [task for task in tasks if task.name in waiting],

@@ -22,7 +22,6 @@ from etcl_deploy.export.to_bundle import bundle_bytes
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.trace import plan_of
 from etcl_deploy.learn.trainer import predict
 
 IMAGE = (1, 16, 16)
@@ -211,8 +210,8 @@ def test_weights_are_the_modules_and_heads_are_not() -> None:
     assert torch.equal(network.masked_layers["3"].weight, module[3].weight)
     assert torch.equal(network.masked_layers["3_bias"].weight, module[3].bias)
     assert network.plan.head_bias
-    assert not plan_of(LayerNormMlp(), IMAGE).head_bias
-    assert plan_of(module, IMAGE).steps[-1].op == "dropout"
+    assert not mask_network(LayerNormMlp(), IMAGE).plan.head_bias
+    assert network.plan.steps[-1].op == "dropout"
 
 
 class Calls(nn.Module):

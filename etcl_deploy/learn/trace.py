@@ -18,7 +18,7 @@ from etcl_deploy.learn.graph import ITEMS, describe, mode, record, unknown
 from etcl_deploy.learn.kinds import read_layer
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.operations import NORMS, weigh
-from etcl_deploy.plan import INPUT, Plan, PlanError, Step
+from etcl_deploy.plan import INPUT, PlanError, Step
 from etcl_deploy.preprocessing import Preprocessing
 
 TOLERANCE = 1e-3  # of the largest feature
@@ -50,11 +50,6 @@ def mask_network(
         for step, layer in network.masked_layers.items():
             layer.weight.copy_(traced.weights[step])
     return network
-
-
-def plan_of(module: nn.Module, image: Image = (3, 32, 32)) -> Plan:
-    """The module's plan, without its head. Raises NetworkError, naming the layer, for what cannot be masked."""
-    return _Trace(module, image).plan
 
 
 class _Trace:
