@@ -67,8 +67,10 @@ def resume(
         stored = directories.load(directory, choose_device(device), finished=False)
         if values:
             stored = _changed(stored, values)
+        tasks = tasks_of(stored, note, root)
+        if values:  # only now: whatever is wrong with settings or data costs nothing
             directories.forget_lesson(directory)
-        return _go_on(stored, tasks_of(stored, note, root), directory, report, note), stored.config
+        return _go_on(stored, tasks, directory, report, note), stored.config
 
 
 def add(

@@ -234,6 +234,9 @@ def test_what_a_run_is_built_on_cannot_change(photos: Path, tmp_path: Path, valu
     interrupted(photos, tmp_path / "run", 1)
     with pytest.raises(RunError, match="only --tasks and how a task is learned can change"):
         resume(tmp_path / "run", "cpu", lambda event: None, values=values)
+    shutil.rmtree(photos / "b")
+    with pytest.raises(DataError, match="task 'b' is no longer there"):
+        resume(tmp_path / "run", "cpu", lambda event: None, values={"epochs": 1})
     assert list((tmp_path / "run").glob("lesson-*"))
 
 
