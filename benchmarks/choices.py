@@ -32,6 +32,8 @@ CHOICES = [
     "alignment=once",
     "alignment=every_step",
     "alignment=off",
+    "warm_rate=1",
+    "warm_rate=0.1",
     "pull=0",
     "learning_rate=0.001",
     "learning_rate=0.01",
@@ -49,9 +51,9 @@ EPOCHS = 15
 ONE: dict[str, object] = {"density": 1.0, "similar": "none", "epochs": 30, "tasks": 3}
 
 
-def without_test(task: Task, number: int) -> Task:
-    """The task with a part of its training items in the place of its test items."""
-    rest, held = task.training.split(0.1, seeded(0, number, 99_999))
+def without_test(task: Task, number: int, seed: int) -> Task:
+    """The task with a part of its training items, another one for every seed, in the place of its test items."""
+    rest, held = task.training.split(0.1, seeded(seed, number, 99_999))
     return Task(task.name, task.classes, rest.images, rest.labels, held.images, held.labels)
 
 
@@ -65,7 +67,8 @@ def config_of(name: str) -> Config:
 
 def measure(config: Config) -> dict[str, Any]:
     """ACC and BWT on validation items, and what each task had when it was learned."""
-    tasks = [without_test(task, number) for number, task in enumerate(load_tasks(config, None))]
+    seed = config.learning.seed
+    tasks = [without_test(task, number, seed) for number, task in enumerate(load_tasks(config, None))]
     if config.network.density == 1:
         learned = [learn_sequence(build_network(config), [task], config.learning).matrix[0][0] for task in tasks]
         return {"acc": fmean(accuracy for accuracy in learned if accuracy is not None), "bwt": 0.0, "learned": learned}

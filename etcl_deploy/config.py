@@ -39,6 +39,7 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "sample_share": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "sample_items": (lambda v: v >= 2, "at least 2"),
+    "warm_rate": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "pull": (lambda v: 0 <= v < inf, "0 or more"),
     "head_energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "head_epochs": (lambda v: v >= 1, "at least 1"),
@@ -124,6 +125,7 @@ class Transfer(Section):
     alignment: Literal["warm_start", "once", "every_step", "off"] = "warm_start"
     # The similar task to begin with or align to: the most similar (the paper), or the latest, which builds on others.
     model: Literal["latest", "most_similar"] = "latest"
+    warm_rate: float = 0.33  # share of the learning rate for a task that starts warm, so that it keeps what it is given
     # Backwards: heads of similar tasks with equal classes go on learning, outside the space of their own data, and what
     # does harm is not kept; unchecked: all of it is kept (the paper); off: no head of a finished task ever changes, and
     # no new one is drawn to them.

@@ -221,3 +221,17 @@ def test_similar_tasks_are_found_and_others_are_not() -> None:
     run = learn_sequence(network, [task("rows", False), task("more-rows", False), task("columns", True)], options)
     assert run.knowledge["more-rows"].similar == ("rows",)
     assert run.knowledge["columns"].similar == ()
+
+
+def test_a_task_that_starts_warm_learns_at_its_own_rate() -> None:
+    """`warm_rate` slows it down; a task that starts cold does not know of it."""
+
+    def second_head(alignment: str, warm_rate: float) -> Tensor:
+        transfer = Transfer(alignment=alignment, warm_rate=warm_rate, backward="off")  # type: ignore[arg-type]
+        network = small("fcn3")
+        learn(network, make_tasks(2), replace(ALL_SIMILAR, transfer=transfer))
+        return network.finished["t1"].head["weight"] - network.finished["t0"].head["weight"]
+
+    slow, fast = (second_head("warm_start", rate).norm() for rate in (1e-6, 1.0))
+    assert 0 < slow < 1e-3 * fast
+    assert torch.equal(second_head("off", 1e-6), second_head("off", 1.0))
