@@ -131,7 +131,7 @@ class Transfer(Section):
     # no new one is drawn to them.
     backward: Literal["projected", "unchecked", "off"] = "projected"
     pull: float = 1.0  # weight of `1 - cos(head, similar head)` in the loss of new and old heads (Eq. Lsim)
-    head_energy: float = 0.999  # share of its data's squared norm that an old head's protected space holds
+    head_energy: float = 0.95  # share of its data's squared norm that an old head's protected space holds
     head_epochs: int = 20  # passes over the new task's features for an old head
     head_rate: float = 0.001  # learning rate of old heads
     head_agreement: float = 0.9  # an update is kept only if this share of a head's first answers stays the same
