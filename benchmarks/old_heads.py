@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from record import in_words, spread, write_result
+from record import in_words, measure_once, measured, spread, write_result
 from torch import Tensor
 
 from etcl_deploy.config import Transfer
@@ -35,7 +35,6 @@ from etcl_deploy.settings import load_recipe
 SETTINGS: dict[str, dict[str, Any]] = {
     **{f"head_energy={energy}": {"head_energy": energy} for energy in (0.999, 0.99, 0.95, 0.9, 0.8)},
     "head_rate=0.003": {"head_rate": 0.003},
-    "head_epochs=40": {"head_epochs": 40},
     "pull=0": {"pull": 0.0},
     "backward=unchecked": {"backward": "unchecked"},
 }
@@ -73,31 +72,36 @@ def replay(run: Run, parts: dict[str, tuple[Items, Items]], transfer: Transfer, 
     return fmean(learned), fmean(accuracy(network, parts[name][1], name) for name in run.tasks)
 
 
+def measure(directory: Path) -> dict[str, Any]:
+    """Mean validation accuracy of a run's tasks, by setting."""
+    stored = load(directory)
+    options = stored.config.learning
+    parts = {
+        task.name: task.training.split(options.validation_share, seeded(options.seed, position, 0))
+        for position, task in enumerate(load_tasks(stored.config, None), start=1)
+    }
+    remember_features(stored.run.network)
+    found: dict[str, float] = {}
+    for name, changed in SETTINGS.items():
+        transfer = replace(load_recipe("femnist1").learning.transfer, **changed)
+        found["as learned"], found[name] = replay(stored.run, parts, transfer, options.seed)
+    return {"validation": found, "learned_with": stored.config.as_json()}
+
+
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("runs", type=Path, nargs="*")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    found: dict[str, list[float]] = {name: [] for name in ("as learned", *SETTINGS)}
+    recipe = load_recipe("femnist1").as_json()
     for directory in arguments.runs:
-        stored = load(directory)
-        options = stored.config.learning
-        parts = {
-            task.name: task.training.split(options.validation_share, seeded(options.seed, position, 0))
-            for position, task in enumerate(load_tasks(stored.config, None), start=1)
-        }
-        remember_features(stored.run.network)
-        for name, changed in SETTINGS.items():
-            transfer = replace(load_recipe("femnist1").learning.transfer, **changed)
-            learned, after = replay(stored.run, parts, transfer, options.seed)
-            found[name].append(after)
-            say(f"{directory.name} {name}: {learned:.2f} -> {after:.2f}")
-        found["as learned"].append(learned)
-    table = {name: spread(values) | {"runs": values} for name, values in found.items()}
+        measure_once(partial(measure, directory), "old_heads", directory.name, recipe)
+    runs = measured("old_heads", lambda name: recipe).values()
+    table = {name: spread([run["validation"][name] for run in runs]) for name in ("as learned", *SETTINGS)}
     for name, row in table.items():
         say(f"{name:20s} validation accuracy {in_words(row)}")
-    write_result("old_heads", [], table, load_recipe("femnist1").as_json())
+    write_result("old_heads", [], table, recipe)
 
 
 if __name__ == "__main__":
