@@ -48,7 +48,7 @@ OPTIMIZERS = [
             optimizer=optimizer,
             learning_rate=0.01,
             similarity=Similarity(similar="all"),
-            transfer=Transfer(alignment=alignment, backward="off"),
+            transfer=Transfer(alignment=alignment, backward="off", warm_rate=1.0),  # so that a warm mask changes too
         )
         for optimizer in ("adam", "sgd")
         for alignment in ("once", "every_step", "warm_start")
