@@ -37,6 +37,12 @@ def config_from(values: Mapping[str, Any]) -> Config:
     return Config().with_values(dict(_flat(values, Config(), "")))
 
 
+def missing_from(values: Mapping[str, Any]) -> list[str]:
+    """The settings that nested tables do not name."""
+    named = dict(_flat(values, Config(), ""))
+    return [key for key, _ in _flat(Config().as_json(), Config(), "") if key not in named]
+
+
 def _flat(values: Mapping[str, Any], section: Section, path: str) -> Iterator[tuple[str, Any]]:
     known = [f.name for f in fields(section)]  # type: ignore[arg-type]
     for key, value in values.items():

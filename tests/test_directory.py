@@ -93,7 +93,7 @@ def test_a_crash_while_saving_leaves_the_old_run(
 
 
 @pytest.mark.parametrize(
-    "what", ["missing", "no state", "flipped", "flipped task", "not json", "later format", "lost task"]
+    "what", ["missing", "no state", "flipped", "flipped task", "not json", "later format", "lost task", "unsaid"]
 )
 def test_a_damaged_run_is_refused(learned: Learned, tmp_path: Path, what: str) -> None:
     """With its reason, never with a traceback."""
@@ -115,6 +115,10 @@ def test_a_damaged_run_is_refused(learned: Learned, tmp_path: Path, what: str) -
     elif what == "lost task":
         values = json.loads(record.read_text())
         record.write_text(json.dumps({**values, "tasks": values["tasks"][:-1]}))
+    elif what == "unsaid":
+        values = json.loads(record.read_text())
+        del values["config"]["learning"]["transfer"]["warm_rate"]
+        record.write_text(json.dumps(values))
     else:
         record.write_text(json.dumps({**json.loads(record.read_text()), "format": 99}))
     reasons = {
@@ -123,6 +127,7 @@ def test_a_damaged_run_is_refused(learned: Learned, tmp_path: Path, what: str) -
         "flipped": "digest differs",
         "flipped task": "digest differs",
         "later format": "has format 99",
+        "unsaid": "does not say warm_rate: it is of another version",
     }
     with pytest.raises(RunError, match=reasons.get(what, "is damaged")):
         directories.load(directory)

@@ -249,3 +249,11 @@ def test_a_loss_that_is_not_finite_ends_training_with_a_reason() -> None:
             learn_sequence(network, make_tasks(1), options)
         assert not network.finished
         assert network.claimed() == 0
+
+
+def test_a_warm_task_that_diverges_is_told_the_setting_to_lower() -> None:
+    """It learns at a share of the rate; the hint names the rate a person can set."""
+    options = replace(PLAIN, optimizer="sgd", similarity=Similarity(similar="all"))
+    run = learn_sequence(small("fcn3"), make_tasks(1), options)
+    with pytest.raises(LearningError, match=r"'t1' .* a learning_rate below 1e\+30"):
+        learn_sequence(run.network, make_tasks(2)[1:], replace(options, learning_rate=1e30), before=run)

@@ -40,7 +40,7 @@ from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.similarity import Comparison
 from etcl_deploy.plan import Plan, PlanError
 from etcl_deploy.preprocessing import Preprocessing
-from etcl_deploy.settings import config_from
+from etcl_deploy.settings import config_from, missing_from
 
 FORMAT = 2
 RECORD, EVENTS = "run.json", "events.jsonl"
@@ -225,6 +225,10 @@ def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) 
         raise ValueError("the accuracy matrix does not fit the tasks")
     run = Run(network, knowledge, matrix, record["seconds"], record["versions"])
     origins = tuple(Origin(o["folder"], [(name, digest) for name, digest in o["tasks"]]) for o in record["origins"])
+    unsaid = missing_from(record["config"])
+    if unsaid:  # today's default need not be what the run was learned with
+        what = f"{directory / RECORD} does not say {', '.join(unsaid)}"
+        raise RunError(f"{what}: it is of another version of etcl_deploy and has to be learned anew")
     return Stored(run, config_from(record["config"]), origins, _digest(record))
 
 

@@ -38,12 +38,14 @@ class Snapshot:
 class Lesson:
     """Mutable on purpose: this is what changes from step to step."""
 
-    def __init__(self, network: MaskedNetwork, task: str, options: Learning, position: int) -> None:
+    def __init__(self, network: MaskedNetwork, task: str, options: Learning, position: int, share: float = 1.0) -> None:
+        """`share` is how much of the learning rate this task learns with."""
         self.network = network
         self.task = task
         self.options = options
         self.position = position
-        self.optimizer = _optimizer(network, options)
+        self.rate = options.learning_rate * share
+        self.optimizer = _optimizer(network, options, self.rate)
         self.epoch = 0  # the one under way, from 0
         self.step = 0  # steps of it that are done
         self.loss = torch.zeros((), device=network.device)  # summed over its items so far
@@ -58,7 +60,7 @@ class Lesson:
     def start_epoch(self, training: Items) -> list[Tensor]:
         """The batches of the epoch; learning rate, order and random numbers all follow from its number alone."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.options.learning_rate * _rate(self.options, self.epoch)
+            group["lr"] = self.rate * _rate(self.options, self.epoch)
         self.generator = seeded(self.options.seed, self.position, 1 + self.epoch)
         self.network.randomness = torch.Generator(self.network.device).manual_seed(self.generator.initial_seed())
         batches = training.batches(self.options.batch_size, self.generator)
@@ -159,7 +161,7 @@ def seeded(seed: int, position: int, use: int) -> torch.Generator:
     return torch.Generator().manual_seed(((seed * 1_000_003 + position) * 100_003 + use) % (1 << 63))
 
 
-def _optimizer(network: MaskedNetwork, options: Learning) -> torch.optim.Optimizer:
+def _optimizer(network: MaskedNetwork, options: Learning, rate: float) -> torch.optim.Optimizer:
     layers = network.masked_layers.values()
     backbone = [layer.weight for layer in layers]  # decayed by `Workspace.decay`, which spares claimed weights
     groups = [
@@ -168,8 +170,8 @@ def _optimizer(network: MaskedNetwork, options: Learning) -> torch.optim.Optimiz
         {"params": [layer.scores for layer in layers], "weight_decay": 0.0},
     ]
     if options.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=options.learning_rate, momentum=options.momentum, fused=True)
-    return torch.optim.Adam(groups, lr=options.learning_rate, fused=True)
+        return torch.optim.SGD(groups, lr=rate, momentum=options.momentum, fused=True)
+    return torch.optim.Adam(groups, lr=rate, fused=True)
 
 
 def _rate(options: Learning, epoch: int) -> float:

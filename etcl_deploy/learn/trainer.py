@@ -93,8 +93,7 @@ def learn_task(
     model = _model(similar, network, transfer.model)
     warm = model if transfer.alignment == "warm_start" else None
     network.begin(task.name, task.classes, generator, fresh_scores=options.scores == "fresh", start=warm)
-    rate = options.learning_rate * (transfer.warm_rate if warm else 1)
-    lesson = Lesson(network, task.name, replace(options, learning_rate=rate), position)
+    lesson = Lesson(network, task.name, options, position, share=transfer.warm_rate if warm else 1.0)
     network.train()
     if snapshot:
         lesson.restore(snapshot)
@@ -107,7 +106,7 @@ def learn_task(
     # Weights and scores together (Eq. nws1, nws2), the head drawn to those of similar tasks (Eq. Lsim)
     guides = similar if transfer.alignment == "every_step" else []
     _learn(lesson, training, validation, guides, pull_target(kin) if transfer.backward != "off" else None, report)
-    _check_finite(network, training, lesson.options, task)
+    _check_finite(network, training, options, task)
     network.finish(training.images[part] for part in training.batches(EVALUATION_BATCH))
 
     # Backward transfer, and what later tasks need to know of this one
