@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,17 +36,27 @@ class Snapshot:
         return self.numbers.get("seconds") or 0.0
 
 
+class Shares(NamedTuple):
+    """How much of the learning rate a task learns with: less where it starts from what another has learned."""
+
+    backbone: float = 1.0  # weights, scores and normalization
+    head: float = 1.0
+
+
+FULL = Shares()
+
+
 class Lesson:
     """Mutable on purpose: this is what changes from step to step."""
 
-    def __init__(self, network: MaskedNetwork, task: str, options: Learning, position: int, share: float = 1.0) -> None:
-        """`share` is how much of the learning rate this task learns with."""
+    def __init__(
+        self, network: MaskedNetwork, task: str, options: Learning, position: int, shares: Shares = FULL
+    ) -> None:
         self.network = network
         self.task = task
         self.options = options
         self.position = position
-        self.rate = options.learning_rate * share
-        self.optimizer = _optimizer(network, options, self.rate)
+        self.optimizer = _optimizer(network, options, shares)
         self.epoch = 0  # the one under way, from 0
         self.step = 0  # steps of it that are done
         self.loss = torch.zeros((), device=network.device)  # summed over its items so far
@@ -60,7 +71,7 @@ class Lesson:
     def start_epoch(self, training: Items) -> list[Tensor]:
         """The batches of the epoch; learning rate, order and random numbers all follow from its number alone."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate * _rate(self.options, self.epoch)
+            group["lr"] = group["rate"] * _rate(self.options, self.epoch)
         self.generator = seeded(self.options.seed, self.position, 1 + self.epoch)
         self.network.randomness = torch.Generator(self.network.device).manual_seed(self.generator.initial_seed())
         batches = training.batches(self.options.batch_size, self.generator)
@@ -161,17 +172,19 @@ def seeded(seed: int, position: int, use: int) -> torch.Generator:
     return torch.Generator().manual_seed(((seed * 1_000_003 + position) * 100_003 + use) % (1 << 63))
 
 
-def _optimizer(network: MaskedNetwork, options: Learning, rate: float) -> torch.optim.Optimizer:
+def _optimizer(network: MaskedNetwork, options: Learning, shares: Shares) -> torch.optim.Optimizer:
     layers = network.masked_layers.values()
     backbone = [layer.weight for layer in layers]  # decayed by `Workspace.decay`, which spares claimed weights
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": list(network.head.values()), "weight_decay": options.weight_decay},
         {"params": backbone + list(network.norms.parameters()), "weight_decay": 0.0},
         {"params": [layer.scores for layer in layers], "weight_decay": 0.0},
     ]
+    for group, share in zip(groups, (shares.head, shares.backbone, shares.backbone), strict=True):
+        group["lr"] = group["rate"] = options.learning_rate * share  # lr follows the schedule, rate stays
     if options.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=options.momentum, fused=True)
-    return torch.optim.Adam(groups, lr=rate, fused=True)
+        return torch.optim.SGD(groups, momentum=options.momentum, fused=True)
+    return torch.optim.Adam(groups, fused=True)
 
 
 def _rate(options: Learning, epoch: int) -> float:

@@ -19,7 +19,7 @@ from etcl_deploy.learn.backward import improve_heads, pull, pull_target
 from etcl_deploy.learn.events import Compared, EpochDone, Report, StepDone, TaskDone, TaskStarted, Warned
 from etcl_deploy.learn.forward import align, guide
 from etcl_deploy.learn.knowledge import Comparer, HeadChange, Knowledge, describe_inputs, most_similar_first, sample
-from etcl_deploy.learn.lesson import Lesson, Snapshot, seeded
+from etcl_deploy.learn.lesson import FULL, Lesson, Shares, Snapshot, seeded
 from etcl_deploy.learn.metrics import Row
 from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork, TaskState
 from etcl_deploy.learn.run import Run
@@ -93,7 +93,7 @@ def learn_task(
     model = _model(similar, network, transfer.model)
     warm = model if transfer.alignment == "warm_start" else None
     network.begin(task.name, task.classes, generator, fresh_scores=options.scores == "fresh", start=warm)
-    lesson = Lesson(network, task.name, options, position, share=transfer.warm_rate if warm else 1.0)
+    lesson = Lesson(network, task.name, options, position, _shares(warm, task.classes, transfer.warm_rate))
     network.train()
     if snapshot:
         lesson.restore(snapshot)
@@ -125,6 +125,13 @@ def _model(similar: Sequence[TaskState], network: MaskedNetwork, choice: str) ->
         return similar[0] if similar else None
     names = list(network.finished)
     return max(similar, key=lambda state: names.index(state.name))
+
+
+def _shares(start: TaskState | None, classes: Sequence[str], rate: float) -> Shares:
+    """At `rate` it learns what it is given, so as to keep it: the backbone, and the head where classes are equal."""
+    if start is None:
+        return FULL
+    return Shares(backbone=rate, head=rate if start.classes == tuple(classes) else 1.0)
 
 
 def _learn(
@@ -218,7 +225,7 @@ def _warnings(network: MaskedNetwork, training: Items, validation: Items, option
         )
     if not len(validation) and (options.patience or options.keep == "best"):
         found.append("no items are held back for validation: patience and keep = best have nothing to go by")
-    if not len(validation) and options.transfer.backward != "off" and options.similarity.similar != "none":
+    if not len(validation) and options.transfer.backward == "projected" and options.similarity.similar != "none":
         found.append("no items are held back for validation to check old heads by: none is improved")
     return found
 
