@@ -17,6 +17,8 @@ from etcl_deploy.errors import ConfigError
 LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tasks": (lambda v: v >= 1, "at least 1"),
     "checkpoint_seconds": (lambda v: 0 <= v < inf, "0 or more"),
+    "items": (lambda v: v >= 2, "at least 2"),
+    "test_items": (lambda v: v >= 1, "at least 1"),
     "size": (lambda v: 1 <= v <= 2048, "1 to 2048"),
     "channels": (lambda v: v in (1, 3), "1 or 3"),
     "mean": (lambda v: -1000 <= v <= 1000, "-1000 to 1000"),
@@ -67,7 +69,7 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         if value not in get_args(hint):
             raise ConfigError(f"{key} must be one of {', '.join(get_args(hint))}, not {value!r}")
         return value
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kinds = tuple(get_origin(k) or k for k in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))
     if float in kinds and type(value) is int:
         return float(value)
     if type(value) not in kinds:
@@ -169,10 +171,10 @@ class Learning(Section):
 
 @dataclass(frozen=True)
 class Config(Section):
-    """One experiment. `sequence` names where the tasks come from; `recipe` is the file it was read from."""
+    """One experiment. `sequence` says where the tasks come from; `recipe` is the file it was read from."""
 
     recipe: str | None = None
-    sequence: str | None = None
+    sequence: str | dict[str, Any] | None = None  # the tasks: see data/sequences.py
     tasks: int | None = None  # only the first so many
     checkpoint_seconds: float = 30.0  # what a crash costs at most: the state is written this often
     images: Images = field(default_factory=Images)

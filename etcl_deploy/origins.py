@@ -6,13 +6,15 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from etcl_deploy.build import preprocessing_of
 from etcl_deploy.config import Config
-from etcl_deploy.data.arrays import data_root
-from etcl_deploy.data.folders import load_folder
-from etcl_deploy.data.sequences import load_sequence
+from etcl_deploy.data.catalog import data_root, read_data_set
+from etcl_deploy.data.own import read_own
+from etcl_deploy.data.sequences import make_sequence
+from etcl_deploy.data.source import Source
 from etcl_deploy.errors import DataError
 from etcl_deploy.learn.directory import Origin, Stored
 from etcl_deploy.learn.task import Task
@@ -23,14 +25,22 @@ Note = Callable[[str], None]
 def load_tasks(
     config: Config, data: Path | None, note: Note = lambda text: None, root: Path | None = None
 ) -> list[Task]:
-    """The tasks of a folder, or of the config's sequence."""
+    """The tasks of a folder or file, or of the config's sequence; `note` hears what is not all there."""
     preprocessing = preprocessing_of(config)
-    if data is None:
-        return load_sequence(config.sequence, preprocessing, data_root(root), config.tasks)
-    found = load_folder(data, preprocessing, config.images.test_share, config.learning.seed, config.tasks)
-    if found.ignored:
-        note(f"left out {len(found.ignored)} files that are not images, first {found.ignored[0]}")
-    return list(found.tasks)
+    if data is not None:
+        found = read_own(data, config.images.test_share, config.learning.seed, config.tasks)
+        if found.ignored:
+            note(f"left out {len(found.ignored)} files that are not images, first {found.ignored[0]}")
+        return [source.prepared(preprocessing) for source in found.tasks]
+
+    @cache
+    def find(name: str) -> Source:
+        there = read_data_set(name, data_root(root))
+        if there.missing:
+            note(there.missing)
+        return there.source
+
+    return [source.prepared(preprocessing) for source in make_sequence(config.sequence, find, config.tasks)]
 
 
 def origin_of(tasks: Sequence[Task], data: Path | None) -> Origin:
