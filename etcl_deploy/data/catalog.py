@@ -243,8 +243,8 @@ DATA_SETS: dict[str, DataSet] = {
         _read_letters,
         ("notMNIST_small",),
         by_hand=(
-            "Get notMNIST_small.tar.gz (8,458,043 bytes) from its maker's page and unpack it to notmnist/notMNIST_small. "
-            "Two of its 18,726 files are damaged: remove those the reader names"
+            "Get notMNIST_small.tar.gz (8,458,043 bytes) from its maker's page, unpack it to notmnist/notMNIST_small "
+            "and remove the two of its 18,726 files that are damaged: `etcl train` names them"
         ),
     ),
     "cifar10": DataSet(

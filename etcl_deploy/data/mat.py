@@ -1,4 +1,4 @@
-"""SVHN's cropped digits, which come as MATLAB files: `X` of 32 x 32 x 3 x items, `y` from 1 to 10, where 10 is a zero."""
+"""SVHN's cropped digits, which come as MATLAB files: `X` of 32 x 32 x 3 x items, `y` from 1 to 10, a zero being 10."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ MAX_BYTES = 16 << 30  # of one array, checked before it is read
 
 
 def read_npz(path: Path, name: str, classes: Sequence[str] | None = None) -> Source:
-    """The source in a file. Without `classes` there or here they are called by their numbers; the test part may lack."""
+    """The source in a file. Without `classes` there or here they are called by their numbers; a test part may lack."""
     arrays = read_arrays(path, ("train_x", "train_y"), optional=("test_x", "test_y", "classes"))
     try:
         train = Part(_channels_last(arrays["train_x"]), arrays["train_y"])
