@@ -42,6 +42,12 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "sample_share": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "sample_items": (lambda v: v >= 2, "at least 2"),
     "warm_rate": (lambda v: 0 < v <= 1, "above 0, at most 1"),
+    "ewc_strength": (lambda v: 0 <= v < inf, "0 or more"),
+    "ewc_items": (lambda v: v >= 1, "at least 1"),
+    "gpm_energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
+    "gpm_items": (lambda v: v >= 2, "at least 2"),
+    "hat_steepness": (lambda v: 1 <= v < inf, "at least 1"),
+    "hat_thrift": (lambda v: 0 <= v < inf, "0 or more"),
     "pull": (lambda v: 0 <= v < inf, "0 or more"),
     "head_energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "head_epochs": (lambda v: v >= 1, "at least 1"),
@@ -140,9 +146,23 @@ class Transfer(Section):
 
 
 @dataclass(frozen=True)
+class Others(Section):
+    """What methods other than ETCL are told."""
+
+    ewc_strength: float = 100.0  # lambda of EWC: weight of its penalty
+    ewc_items: int = 200  # items the importance of weights is estimated from
+    gpm_energy: float = 0.97  # share of a layer's input energy that GPM's protected space holds
+    gpm_items: int = 125  # items that space is taken from
+    hat_steepness: float = 400.0  # s_max of HAT: how close to 0 or 1 its gates are at the end of an epoch
+    hat_thrift: float = 0.75  # c of HAT: weight of the penalty on units no task has used yet
+    weights: str | None = None  # a file to take piggyback's backbone from; None: it is learned with the first task
+
+
+@dataclass(frozen=True)
 class Learning(Section):
     """How one task is learned."""
 
+    method: Literal["etcl", "wsn", "supsup", "piggyback", "hat", "gpm", "ewc", "naive", "one"] = "etcl"
     epochs: int = 20
     batch_size: int = 32
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -162,6 +182,7 @@ class Learning(Section):
     seed: int = 0
     similarity: Similarity = field(default_factory=Similarity)
     transfer: Transfer = field(default_factory=Transfer)
+    others: Others = field(default_factory=Others)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -85,7 +85,7 @@ def test_cifar_is_read_from_its_binary_version(tmp_path: Path) -> None:
 def test_pickled_cifar_is_refused_with_a_pointer(tmp_path: Path) -> None:
     """Nothing in it is looked at; a file that was cut off is refused too."""
     (tmp_path / "data_batch_1").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    with pytest.raises(DataError, match="is pickled, and pickles can run code.*binary version"):
+    with pytest.raises(DataError, match=r"is pickled, and pickles can run code.*binary version"):
         cifar.read_cifar10(tmp_path)
     write_cifar(tmp_path / "c")
     (tmp_path / "c" / "test.bin").write_bytes(b"x" * 3073)

@@ -42,7 +42,7 @@ from etcl_deploy.plan import Plan, PlanError
 from etcl_deploy.preprocessing import Preprocessing
 from etcl_deploy.settings import config_from, missing_from
 
-FORMAT = 2
+FORMAT = 3
 RECORD, EVENTS = "run.json", "events.jsonl"
 CPU = torch.device("cpu")
 
@@ -216,10 +216,10 @@ def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) 
         for change in changes:
             if change.kept:
                 number = list(network.finished).index(change.task)
-                network.change_head(change.task, parts.head_from(tensors, f"head_of/{number}"))
+                network.change_head(change.task, parts.under(tensors, f"head_of/{number}"))
         comparisons = tuple(Comparison(**comparison) for comparison in entry["comparisons"])
-        first = parts.head_from(tensors, "head")
-        knowledge[entry["name"]] = Knowledge(*parts.knowledge_from(tensors), first, comparisons, changes)
+        kept = (parts.under(tensors, "head"), parts.under(tensors, "knowledge"))
+        knowledge[entry["name"]] = Knowledge(*kept, comparisons, changes)
     matrix = tuple(tuple(None if value is None else float(value) for value in row) for row in record["matrix"])
     if [len(row) for row in matrix] != list(range(1, len(knowledge) + 1)):
         raise ValueError("the accuracy matrix does not fit the tasks")
