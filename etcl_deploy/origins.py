@@ -11,7 +11,7 @@ from pathlib import Path
 
 from etcl_deploy.build import preprocessing_of
 from etcl_deploy.config import Config
-from etcl_deploy.data.catalog import data_root, read_data_set
+from etcl_deploy.data.inventory import data_root, read_data_set
 from etcl_deploy.data.own import read_own
 from etcl_deploy.data.sequences import make_sequence
 from etcl_deploy.data.source import Source

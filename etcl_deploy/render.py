@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -22,6 +22,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from etcl_deploy.compare import Figure, Row
     from etcl_deploy.demo import DemoResult
     from etcl_deploy.doctor import Check
     from etcl_deploy.learn.events import Event
@@ -101,6 +102,28 @@ def run_report(summary: Mapping[str, Any]) -> RenderableType:
             )
         )
     return Group(*parts)
+
+
+def compare_report(rows: Sequence[Row]) -> RenderableType:
+    """A line a method: mean and deviation over the seeds."""
+    made = table("method", ">seeds", ">ACC", ">FWT", ">BWT", ">time", ">size")
+    for row in rows:
+        cells = (
+            figure(row.acc, lambda value: f"{value:.2f}"),
+            figure(row.fwt, lambda value: f"{value:+.3f}", lambda value: f"{value:.3f}"),
+            figure(row.bwt, lambda value: f"{value:+.3f}", lambda value: f"{value:.3f}"),
+            figure(row.seconds, lambda value: f"{value:.0f} s"),
+            "-" if row.bytes.mean is None else size(row.bytes.mean),
+        )
+        made.add_row(row.method, str(len(row.seeds)), *cells)
+    return made
+
+
+def figure(value: Figure, shown: Callable[[float], str], spread: Callable[[float], str] | None = None) -> str:
+    """A mean with its deviation, if there is one; "-" for what is not known."""
+    if value.mean is None:
+        return "-"
+    return shown(value.mean) + (f" ± {(spread or shown)(value.deviation)}" if value.deviation is not None else "")
 
 
 def transfer_report(summary: Mapping[str, Any]) -> RenderableType:

@@ -28,7 +28,7 @@ ROWS: list[list[str]] = [
     ["build", "deploy", "doctor"],
     ["origins"],
     ["train"],
-    ["demo"],
+    ["demo", "compare"],
     ["render"],
     ["commands"],
     ["cli"],

@@ -1,15 +1,9 @@
-"""The data sets recipes are made of: who makes them, which files they are, how those are read.
-
-Below the data root each has a folder of its own name with its makers' files, or one file NAME.npz (see npz.py), which
-may hold a part of it.
-"""
+"""The data sets recipes are made of: who makes them, which files they are, how those are read."""
 
 from __future__ import annotations
 
-import os
 import string
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,87 +11,12 @@ import numpy as np
 import torch
 
 from etcl_deploy.data import cifar, folders, idx, leaf, mat, npz
+from etcl_deploy.data.dataset import DataSet, File
 from etcl_deploy.data.source import Part, Source, hold_back
-from etcl_deploy.errors import ConfigError, DataError
+from etcl_deploy.errors import DataError
 
-VARIABLE = "ETCL_DATA"
 NUMERALS = tuple(string.digits)
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-
-
-@dataclass(frozen=True)
-class File:
-    """A file its makers publish."""
-
-    name: str
-    bytes: int
-    digest: str  # "sha256:..." or, where they state no other, "md5:..."
-    url: str
-
-    @property
-    def unpacks(self) -> bool:
-        """Whether it is an archive."""
-        return self.name.endswith((".tar.gz", ".zip"))
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """What is known of a data set before any of it is there."""
-
-    title: str
-    home: str  # its makers' page
-    terms: str
-    items: tuple[int, int] | None  # training and test items when complete; None: it depends on how it was made
-    read: Callable[[Path], Source]  # from its folder
-    needs: tuple[str, ...]  # what its folder holds when all is there
-    files: tuple[File, ...] = ()
-    by_hand: str = ""  # how to get it where there is no file to download
-    read_npz: Callable[[Path], Source] | None = None  # where NAME.npz is not as npz.read_npz has it
-
-
-@dataclass(frozen=True)
-class Found:
-    """A data set that is there; `missing` says in words what part of it is not."""
-
-    source: Source
-    missing: str | None
-
-
-def data_root(chosen: Path | None = None) -> Path:
-    """The folder recipes find their data in: `chosen`, else $ETCL_DATA, else ~/.cache/etcl_deploy."""
-    return chosen or Path(os.environ.get(VARIABLE) or Path.home() / ".cache" / "etcl_deploy")
-
-
-def data_set(name: str) -> DataSet:
-    """The data set of that name."""
-    if name not in DATA_SETS:
-        raise ConfigError(f"unknown data set {name!r}; known: {', '.join(DATA_SETS)}")
-    return DATA_SETS[name]
-
-
-def place_of(name: str, root: Path) -> Path | None:
-    """Where a data set is, its folder or its .npz file; None if nowhere."""
-    folder, packed = root / name, root / f"{name}.npz"
-    if all((folder / part).exists() for part in data_set(name).needs):
-        return folder
-    return packed if packed.exists() else None
-
-
-def read_data_set(name: str, root: Path) -> Found:
-    """The data set as it is found below `root`."""
-    known, place = data_set(name), place_of(name, root)
-    if place is None:
-        raise DataError(
-            f"{known.title} is neither in {root / name} nor {root / f'{name}.npz'}; "
-            f"see `etcl data check`, or name another folder with --data-root DIR or {VARIABLE}=DIR"
-        )
-    read = known.read if place.is_dir() else known.read_npz or partial(npz.read_npz, name=name)
-    source = replace(read(place), name=name)
-    here = (len(source.train), len(source.test))
-    if known.items and any(found < stated for found, stated in zip(here, known.items, strict=True)):
-        train, test = (f"{found:,} of {stated:,}" for found, stated in zip(here, known.items, strict=True))
-        return Found(source, f"{known.title}: {train} training and {test} test items are in {place.name}")
-    return Found(source, None)
 
 
 def _read_idx(folder: Path, prefix: str, classes: tuple[str, ...], *, turned: bool = False) -> Source:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from etcl_deploy.data.catalog import DataSet, File
+from etcl_deploy.data.dataset import DataSet, File
 from etcl_deploy.errors import DataError
 
 TRIES = 5  # connections that may break before one file is given up
