@@ -138,7 +138,7 @@ def _table(config: Config, methods: Sequence[str], found: Mapping[tuple[str, int
 
 
 def needed_bytes(network: MaskedNetwork) -> int:
-    """What it takes to predict every task: weights some mask selects, masks of a bit a weight unless they select all."""
+    """What it takes to predict every task: weights some mask selects, and masks, a bit a weight."""
     total = 0
     shared = {step: layer.claimed.new_zeros(layer.claimed.shape) for step, layer in network.masked_layers.items()}
     for state in network.finished.values():

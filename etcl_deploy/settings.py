@@ -32,6 +32,12 @@ def load_recipe(name: str) -> Config:
     return config_from({"recipe": name, **tomllib.loads(text)})
 
 
+def about_recipe(name: str) -> str:
+    """What the recipe's first line says it is."""
+    text = (resources.files("etcl_deploy.recipes") / f"{name}.toml").read_text("utf-8")
+    return text.partition("\n")[0].removeprefix("# ")
+
+
 def config_from(values: Mapping[str, Any]) -> Config:
     """The settings in nested tables, as TOML and JSON have them; unknown keys are refused."""
     return Config().with_values(dict(_flat(values, Config(), "")))

@@ -30,6 +30,7 @@ ROWS: list[list[str]] = [
     ["train"],
     ["demo", "compare"],
     ["render"],
+    ["progress"],
     ["commands"],
     ["cli"],
     ["__main__"],

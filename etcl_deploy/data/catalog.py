@@ -20,15 +20,15 @@ CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowerca
 
 
 def _read_idx(folder: Path, prefix: str, classes: tuple[str, ...], *, turned: bool = False) -> Source:
-    parts = []
-    for part in ("train", _test_word(prefix)):
-        pair = (_plain_or_zipped(folder / f"{prefix}{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
-        parts.append(idx.read_idx_part(*pair, turned=turned))
-    return Source(folder.name, classes, *parts)
+    """MNIST and its kin; EMNIST's files have a prefix, and images that are turned."""
 
+    def part(word: str) -> Part:
+        images, labels = (
+            _plain_or_zipped(folder / f"{prefix}{word}-{k}-ubyte") for k in ("images-idx3", "labels-idx1")
+        )
+        return idx.read_idx_part(images, labels, turned=turned)
 
-def _test_word(prefix: str) -> str:
-    return "test" if prefix else "t10k"
+    return Source(folder.name, classes, part("train"), part("test" if prefix else "t10k"))
 
 
 def _plain_or_zipped(path: Path) -> Path:

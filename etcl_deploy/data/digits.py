@@ -20,8 +20,8 @@ def digits() -> list[Source]:
 
     def task(name: str, classes: tuple[str, ...], images: np.ndarray, labels: np.ndarray, half: np.ndarray) -> Source:
         test = np.arange(len(half)) % TEST_EVERY == 0
-        parts = (Part(images[half[chosen]], labels[half[chosen]]) for chosen in (~test, test))
-        return Source(name, classes, *parts)
+        train, held = (Part(images[half[chosen]], labels[half[chosen]]) for chosen in (~test, test))
+        return Source(name, classes, train, held)
 
     return [
         task("upright-a", numerals, images, labels, half_a),

@@ -10,10 +10,12 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from etcl_deploy.data.dataset import DataSet, File
+from etcl_deploy.data.inventory import check_recipe, data_set
 from etcl_deploy.errors import DataError
 
 TRIES = 5  # connections that may break before one file is given up
@@ -21,6 +23,17 @@ TIMEOUT = 30.0  # seconds without a byte
 GROWTH = 40  # an archive may hold this many times its own bytes
 
 Progress = Callable[[str, int, int], None]  # file, bytes there, bytes in all
+
+
+def fetch_recipe(name: str, root: Path | None, progress: Progress) -> list[dict[str, Any]]:
+    """Download what a recipe lacks; what `etcl data check` then says."""
+    for row in check_recipe(name, root):
+        if not row["place"]:
+            known = data_set(row["name"])
+            if not known.files:
+                raise DataError(f"{known.title} cannot be downloaded from here. {known.by_hand}")
+            fetch(known, Path(row["folder"]), progress)
+    return check_recipe(name, root)
 
 
 def fetch(known: DataSet, folder: Path, progress: Progress = lambda name, done, total: None) -> None:

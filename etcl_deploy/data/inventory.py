@@ -13,8 +13,10 @@ from typing import Any
 from etcl_deploy.data import npz
 from etcl_deploy.data.catalog import DATA_SETS
 from etcl_deploy.data.dataset import DataSet
+from etcl_deploy.data.sequences import data_of
 from etcl_deploy.data.source import Source
 from etcl_deploy.errors import ConfigError, DataError
+from etcl_deploy.settings import about_recipe, load_recipe, recipe_names
 
 VARIABLE = "ETCL_DATA"
 
@@ -64,7 +66,23 @@ def read_data_set(name: str, root: Path) -> Found:
     return Found(source, None)
 
 
-def entry(name: str, root: Path) -> dict[str, Any]:
+def list_recipes(root: Path | None) -> list[dict[str, Any]]:
+    """What `etcl recipes` says of each."""
+    rows = []
+    for name in recipe_names():
+        config = load_recipe(name)
+        needed = {data: place_of(data, data_root(root)) is not None for data in data_of(config.sequence)}
+        about = {"name": name, "about": about_recipe(name), "network": config.network.backbone}
+        rows.append({**about, "data": needed, "ready": all(needed.values())})
+    return rows
+
+
+def check_recipe(name: str, root: Path | None) -> list[dict[str, Any]]:
+    """What `etcl data check` says of every data set a recipe needs."""
+    return [_entry(data, data_root(root)) for data in data_of(load_recipe(name).sequence)]
+
+
+def _entry(name: str, root: Path) -> dict[str, Any]:
     """What `etcl data check` says of a data set."""
     known, place = data_set(name), place_of(name, root)
     lacking = [part for part in known.needs if not (root / name / part).exists()]

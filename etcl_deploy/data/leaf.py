@@ -23,7 +23,8 @@ MAX_BYTES = 2 << 30  # of one file
 
 def read_leaf(folder: Path, name: str, classes: Sequence[str], images: Path | None = None) -> Source:
     """The items of all users, each knowing whose it is; `images` is the folder that names of files refer to."""
-    return Source(name, tuple(classes), *(_part(folder / part, images) for part in ("train", "test")))
+    train, test = (_part(folder / part, images) for part in ("train", "test"))
+    return Source(name, tuple(classes), train, test)
 
 
 def _part(folder: Path, images: Path | None) -> Part:

@@ -14,7 +14,8 @@ CLASSES = tuple(str(numeral) for numeral in range(10))
 
 def read_svhn(folder: Path) -> Source:
     """The makers' two files in a folder."""
-    return Source("svhn", CLASSES, *(_part(folder / f"{part}_32x32.mat") for part in ("train", "test")))
+    train, test = (_part(folder / f"{part}_32x32.mat") for part in ("train", "test"))
+    return Source("svhn", CLASSES, train, test)
 
 
 def _part(path: Path) -> Part:

@@ -65,8 +65,8 @@ class Permute(Sizes):
                 raise DataError(f"{source.name} comes as image files; only arrays of one size can be permuted")
             order = torch.randperm(train.shape[1] * train.shape[2], generator=draws).numpy()
             chosen = source.sampled(self.items, self.test_items, draws)
-            parts = (replace(part, images=permuted(part, order)) for part in (chosen.train, chosen.test))
-            yield Source(f"permutation-{number + 1:02d}", source.classes, *parts)
+            moved, held = (replace(part, images=permuted(part, order)) for part in (chosen.train, chosen.test))
+            yield Source(f"permutation-{number + 1:02d}", source.classes, moved, held)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def sequence_of(table: Any) -> Permute | Split | Owners | Each | Mix:
 
 def data_of(sequence: Any) -> tuple[str, ...]:
     """The names of the data sets a sequence is made from."""
-    return () if sequence in MADE_BY_CODE else sequence_of(sequence).data
+    return () if isinstance(sequence, str) else sequence_of(sequence).data
 
 
 def make_sequence(sequence: Any, find: Find, limit: int | None) -> list[Source]:

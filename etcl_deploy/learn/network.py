@@ -154,7 +154,7 @@ class MaskedNetwork(nn.Module):
         """
         assert self._learning is not None, "begin a task first"
         name, classes = self._learning
-        fixed = {step: layer.settle(masks and masks[step]) for step, layer in self.masked_layers.items()}
+        fixed = {step: layer.settle(masks[step] if masks else None) for step, layer in self.masked_layers.items()}
         self.gates = {}
         self.estimate_norms(batches)
         state = TaskState(

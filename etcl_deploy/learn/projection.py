@@ -52,4 +52,5 @@ def extended(space: Tensor | None, inputs: Tensor, energy: float) -> Tensor:
     if left <= 1 - energy or len(space) == space.shape[1]:
         return space
     rows = torch.cat([space, principal(rest, (energy - (1 - left)) / left)[0]])
-    return torch.linalg.qr(rows.T.double())[0].T.float().contiguous()
+    orthonormal: Tensor = torch.linalg.qr(rows.T.double())[0]
+    return orthonormal.T.float().contiguous()
