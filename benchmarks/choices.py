@@ -23,7 +23,7 @@ from etcl_deploy.config import Config
 from etcl_deploy.learn.lesson import seeded
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence
-from etcl_deploy.origins import load_tasks
+from etcl_deploy.origins import find_tasks
 from etcl_deploy.settings import load_recipe, parse_settings
 
 CHOICES = [
@@ -69,7 +69,7 @@ def config_of(name: str) -> Config:
 def measure(config: Config) -> dict[str, Any]:
     """ACC and BWT on validation items, and what each task had when it was learned."""
     seed = config.learning.seed
-    tasks = [without_test(task, number, seed) for number, task in enumerate(load_tasks(config, None))]
+    tasks = [without_test(task, number, seed) for number, task in enumerate(find_tasks(config, None).tasks)]
     if config.network.density == 1:
         learned = [learn_sequence(build_network(config), [task], config.learning).matrix[0][0] for task in tasks]
         return {"acc": fmean(accuracy for accuracy in learned if accuracy is not None), "bwt": 0.0, "learned": learned}

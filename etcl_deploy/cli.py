@@ -27,6 +27,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "add": learning.add,
     "eval": learning.evaluate,
     "compare": experiments.compare,
+    "report": experiments.report,
     "bundle": artifacts.bundle,
     "inspect": artifacts.inspect,
     "verify": artifacts.verify,

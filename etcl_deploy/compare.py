@@ -22,9 +22,9 @@ from etcl_deploy.errors import ConfigError, RunError
 from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.directory import Stored
 from etcl_deploy.learn.events import Report
+from etcl_deploy.learn.measures import needed_bytes
 from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.learn.metrics import forward_transfer
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.origins import Note
 from etcl_deploy.train import resume, train
 
@@ -127,7 +127,11 @@ def _table(config: Config, methods: Sequence[str], found: Mapping[tuple[str, int
         summary = stored.run.summary(stored.config)
         if seed in alone and method != "one":
             summary["fwt"] = forward_transfer(stored.run.matrix, alone[seed])
-        summaries[method, seed] = {**summary, "bytes": needed_bytes(stored.run.network)}
+        summaries[method, seed] = {
+            **summary,
+            "partial": stored.partial,
+            "bytes": sum(needed_bytes(stored.run.network).values()),
+        }
     rows = []
     for method in methods:
         runs = {seed: summary for (name, seed), summary in summaries.items() if name == method}
@@ -135,21 +139,6 @@ def _table(config: Config, methods: Sequence[str], found: Mapping[tuple[str, int
             figures = (_figure([run[name] for run in runs.values()]) for name in FIGURES)
             rows.append(Row(method, tuple(runs), *figures))
     return Comparison(config.recipe, tuple(rows), tuple(summaries.values()))
-
-
-def needed_bytes(network: MaskedNetwork) -> int:
-    """What it takes to predict every task: weights some mask selects, and masks, a bit a weight."""
-    total = 0
-    shared = {step: layer.claimed.new_zeros(layer.claimed.shape) for step, layer in network.masked_layers.items()}
-    for state in network.finished.values():
-        tensors = [*state.head.values(), *(value for norm in state.norms.values() for value in vars(norm).values())]
-        tensors += list((state.weights or {}).values())
-        total += sum(tensor.nbytes for tensor in tensors)
-        for step, mask in state.masks.items():
-            total += 0 if bool(mask.all()) else -(-mask.numel() // 8)
-            if state.weights is None:
-                shared[step] |= mask
-    return total + sum(4 * int(used.sum()) for used in shared.values())
 
 
 def _figure(values: Sequence[float | None]) -> Figure:

@@ -22,7 +22,7 @@ from etcl_deploy.learn.events import Event, Report, Resumed, StepDone, TaskDone
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import check_tasks, learn_sequence
-from etcl_deploy.origins import Note, load_tasks, origin_of, tasks_of
+from etcl_deploy.origins import Note, find_tasks, origin_of, tasks_of
 
 
 def train(
@@ -41,13 +41,15 @@ def train(
     """
     directories.check_free(directory)
     network = build_network(config).to(choose_device(device))
-    tasks = load_tasks(config, data, note, root)
-    check_tasks(network, tasks, config.learning)
+    found = find_tasks(config, data, root)
+    check_tasks(network, found.tasks, config.learning)
+    for words in (*found.partial, *found.notes):
+        note(words)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         directories.check_free(directory)  # again: another process may have been quicker
-        stored = Stored(Run(network), config, (origin_of(tasks, data),))
-        return _go_on(stored, tasks, directory, report, note)
+        stored = Stored(Run(network), config, (origin_of(found, data),))
+        return _go_on(stored, found.tasks, directory, report, note)
 
 
 def resume(
@@ -85,9 +87,11 @@ def add(
                 f"first: {directories.how_to_go_on(directory)} (with --tasks {len(stored.run.tasks)} to leave it out)"
             )
             raise RunError(f"{directory} has not learned {stored.waiting[0]!r} yet; {hint}")
-        new = load_tasks(replace(stored.config, tasks=None), data, note, root)
-        check_tasks(stored.run.network, new, stored.config.learning)
-        tasks = [*tasks_of(stored, note, root), *new]
+        new = find_tasks(replace(stored.config, tasks=None), data, root)
+        check_tasks(stored.run.network, new.tasks, stored.config.learning)
+        for words in new.notes:
+            note(words)
+        tasks = [*tasks_of(stored, note, root), *new.tasks]
         larger = replace(stored, origins=(*stored.origins, origin_of(new, data)))
         return _go_on(larger, tasks, directory, report, note), stored.config
 

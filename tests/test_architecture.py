@@ -30,7 +30,7 @@ ROWS: list[list[str]] = [
     ["train"],
     ["demo", "compare"],
     ["render"],
-    ["progress"],
+    ["progress", "report"],
     ["commands"],
     ["cli"],
     ["__main__"],

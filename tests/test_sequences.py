@@ -19,7 +19,7 @@ from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import ConfigError, DataError, EtclError
 from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.task import Task
-from etcl_deploy.origins import load_tasks
+from etcl_deploy.origins import find_tasks
 from etcl_deploy.settings import load_recipe, recipe_names
 from etcl_deploy.train import train
 
@@ -202,7 +202,10 @@ def test_every_recipe_can_be_read(name: str) -> None:
 
 
 def tasks_of(config: Config, notes: list[str] | None = None) -> list[Task]:
-    return load_tasks(config, None, (notes if notes is not None else []).append)
+    found = find_tasks(config, None)
+    if notes is not None:
+        notes += found.partial
+    return found.tasks
 
 
 @real_data

@@ -72,3 +72,19 @@ def compare(
             config, own, methods.split(","), seeds, output, device, progress, progress.note, progress.note, data_root
         )
     show(made.as_json(), as_json=as_json, picture=compare_report(made.rows))
+
+
+def report(
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or one that `etcl compare` made.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    as_json: Json = False,
+) -> None:
+    """One self-contained page: accuracy, transfer, similarity, masks, sizes, settings."""
+    from etcl_deploy.report.write import write_report
+
+    write_report(source, output)
+    show(
+        {"file": str(output), "bytes": output.stat().st_size},
+        as_json=as_json,
+        picture=f"{output}: open it in a browser",
+    )

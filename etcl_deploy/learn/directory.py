@@ -53,6 +53,7 @@ class Origin:
 
     folder: str | None  # None: the sequence its config names
     tasks: Sequence[tuple[str, str]]  # names in the order they are learned, each with the digest of its items
+    partial: Sequence[str] = ()  # where only a part of a data set was at hand, in words
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Stored:
     config: Config
     origins: tuple[Origin, ...]
     digest: str = ""  # of every bit that was learned, as it was read
+
+    @property
+    def partial(self) -> list[str]:
+        """What data sets were not complete, in words."""
+        return [words for origin in self.origins for words in origin.partial]
 
     @property
     def waiting(self) -> list[str]:
@@ -224,7 +230,9 @@ def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) 
     if [len(row) for row in matrix] != list(range(1, len(knowledge) + 1)):
         raise ValueError("the accuracy matrix does not fit the tasks")
     run = Run(network, knowledge, matrix, record["seconds"], record["versions"])
-    origins = tuple(Origin(o["folder"], [(name, digest) for name, digest in o["tasks"]]) for o in record["origins"])
+    origins = tuple(
+        Origin(o["folder"], [(name, digest) for name, digest in o["tasks"]], o["partial"]) for o in record["origins"]
+    )
     unsaid = missing_from(record["config"])
     if unsaid:  # today's default need not be what the run was learned with
         what = f"{directory / RECORD} does not say {', '.join(unsaid)}"
