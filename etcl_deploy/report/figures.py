@@ -87,17 +87,18 @@ def task_curves(matrix: Matrix, names: Sequence[str]) -> str:
     """The accuracy of each task after every later one."""
 
     def draw(axes: Axes) -> None:
-        shades = colormaps["viridis"](np.linspace(0, 0.9, len(names)))
+        ends = []
+        shades = colormaps["turbo"](np.linspace(0.1, 0.9, len(names)))  # none so dark or light that a page hides it
         for number, name in enumerate(names):
             places = np.arange(number, len(matrix)) + 1
             values = _numbers([row[number] for row in matrix[number:]])
             axes.plot(places, values, marker="o", markersize=3, linewidth=1.2, color=shades[number])
-            if len(names) <= FEW:
-                axes.annotate(
-                    _short(name), (places[-1], values[-1]), (4, 0), textcoords="offset points", va="center", size=8
-                )
+            ends.append((values[-1], name, shades[number]))
         axes.set_xlabel("tasks learned")
         axes.set_ylabel("test accuracy, %")
+        if len(names) <= FEW:
+            low, high = axes.get_ylim()
+            _label_ends(axes, ends, len(matrix), (high - low) / 18)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.margins(x=0.02 if len(names) > FEW else 0.12)
 
@@ -146,6 +147,16 @@ def lines(series: Mapping[str, Sequence[float | None]], x: str, y: str, lowest: 
 
 def _frame(row: int, column: int) -> Rectangle:
     return Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, fill=False, edgecolor="#d55e00", linewidth=1.6)
+
+
+def _label_ends(axes: Axes, ends: list[tuple[float, str, Any]], place: int, room: float) -> None:
+    """Names beside the ends of lines, moved apart where they would cover each other."""
+    height = -np.inf
+    for value, name, colour in sorted((end for end in ends if not np.isnan(end[0])), key=lambda end: end[0]):
+        height = max(value, height + room)
+        axes.annotate(
+            _short(name), (place, height), (6, 0), textcoords="offset points", va="center", size=8, color=colour
+        )
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
