@@ -93,14 +93,14 @@ def task_curves(matrix: Matrix, names: Sequence[str]) -> str:
             places = np.arange(number, len(matrix)) + 1
             values = _numbers([row[number] for row in matrix[number:]])
             axes.plot(places, values, marker="o", markersize=3, linewidth=1.2, color=shades[number])
-            ends.append((values[-1], name, shades[number]))
+            ends.append((values[-1], name))
         axes.set_xlabel("tasks learned")
         axes.set_ylabel("test accuracy, %")
+        axes.margins(x=0.02 if len(names) > FEW else 0.12, y=0.1)
         if len(names) <= FEW:
             low, high = axes.get_ylim()
             _label_ends(axes, ends, len(matrix), (high - low) / 18)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.margins(x=0.02 if len(names) > FEW else 0.12)
 
     return _svg(draw, WIDE, 3.6)
 
@@ -149,14 +149,12 @@ def _frame(row: int, column: int) -> Rectangle:
     return Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, fill=False, edgecolor="#d55e00", linewidth=1.6)
 
 
-def _label_ends(axes: Axes, ends: list[tuple[float, str, Any]], place: int, room: float) -> None:
+def _label_ends(axes: Axes, ends: list[tuple[float, str]], place: int, room: float) -> None:
     """Names beside the ends of lines, moved apart where they would cover each other."""
     height = -np.inf
-    for value, name, colour in sorted((end for end in ends if not np.isnan(end[0])), key=lambda end: end[0]):
+    for value, name in sorted(end for end in ends if not np.isnan(end[0])):
         height = max(value, height + room)
-        axes.annotate(
-            _short(name), (place, height), (6, 0), textcoords="offset points", va="center", size=8, color=colour
-        )
+        axes.annotate(_short(name), (place, height), (6, 0), textcoords="offset points", va="center", size=8)
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
