@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +22,7 @@ from etcl_deploy.learn.events import Event, Report, Resumed, StepDone, TaskDone
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import check_tasks, learn_sequence
+from etcl_deploy.logs import write_logs
 from etcl_deploy.origins import Note, find_tasks, origin_of, tasks_of
 
 
@@ -117,7 +118,7 @@ def _go_on(stored: Stored, tasks: Sequence[Task], directory: Path, report: Repor
     directories.tidy(directory)
     snapshot = directories.load_lesson(directory, waiting[0]) if waiting else None
     directories.save(stored, directory)
-    saved = time.monotonic()
+    saved, log = time.monotonic(), write_logs(directory)
     with _polite_stop(note) as stop_wanted:
 
         def save_and_report(event: Event) -> None:
@@ -131,8 +132,7 @@ def _go_on(stored: Stored, tasks: Sequence[Task], directory: Path, report: Repor
                     saved = time.monotonic()
                 if stop_wanted():
                     raise KeyboardInterrupt
-            if not isinstance(event, StepDone):
-                directories.log_event(directory, _logged(event))
+            log(event)
             report(event)
 
         if snapshot:
@@ -167,13 +167,3 @@ def _polite_stop(note: Note) -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _logged(event: Event) -> dict[str, Any]:
-    """An event as the log keeps it."""
-    if isinstance(event, TaskDone):
-        values: dict[str, Any] = {"task": event.task, "accuracy": list(event.run.matrix[-1])}
-        values["heads"] = [asdict(change) for change in event.run.knowledge[event.task].changes]
-    else:
-        values = asdict(event)
-    return {"event": type(event).__name__, "time": time.time(), **values}

@@ -25,7 +25,7 @@ ROWS: list[list[str]] = [
     ["bundle"],
     ["runtime"],
     ["learn", "data", "export", "handlers", "serve"],
-    ["build", "deploy", "doctor"],
+    ["build", "deploy", "doctor", "logs"],
     ["origins"],
     ["train"],
     ["demo", "compare"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
@@ -12,6 +12,10 @@ from rich.console import Group
 from etcl_deploy.commands.console import DataRoot, Device, Json, RunFolder, Settings, config_of, err, settings_of, show
 from etcl_deploy.errors import EtclError, LearningError
 
+if TYPE_CHECKING:
+    from etcl_deploy.learn.events import Report
+
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write to RUN/tensorboard, too.")]
 DATA_HELP = "Your own tasks: DIR/<task>/<class>/*.png, DIR/<task>.npz, or a CSV file."
 METHOD_HELP = "etcl, or for comparison wsn, supsup, piggyback, hat, gpm, ewc, naive, one."
 BACKBONE_HELP = "fcn3, lenet5, alexnet, resnet18, or your own network: package.module:function."
@@ -49,6 +53,7 @@ def train(
     device: Device = "auto",
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, perhaps with other settings.")] = False,
+    tensorboard: TensorBoard = False,
     data_root: DataRoot = None,
     as_json: Json = False,
 ) -> None:
@@ -60,13 +65,19 @@ def train(
     if resume:
         if recipe or data:
             raise typer.BadParameter("--resume goes on with the run's own recipe and data: leave them out")
-        _learn(lambda report, note: training.resume(run, device, report, note, data_root, values), run, as_json=as_json)
+        _learn(
+            lambda report, note: training.resume(run, device, report, note, data_root, values),
+            run,
+            as_json=as_json,
+            tensorboard=tensorboard,
+        )
         return
     config = config_of(recipe, data, values)
     _learn(
         lambda report, note: (training.train(config, data, run, device, report, note, data_root), config),
         run,
         as_json=as_json,
+        tensorboard=tensorboard,
     )
 
 
@@ -74,13 +85,19 @@ def add(
     run: RunFolder,
     data: Annotated[Path, typer.Option(help=DATA_HELP)],
     device: Device = "auto",
+    tensorboard: TensorBoard = False,
     data_root: DataRoot = None,
     as_json: Json = False,
 ) -> None:
     """Learn one or more further tasks on an existing run, with its own settings."""
     from etcl_deploy import train as training
 
-    _learn(lambda report, note: training.add(run, data, device, report, note, data_root), run, as_json=as_json)
+    _learn(
+        lambda report, note: training.add(run, data, device, report, note, data_root),
+        run,
+        as_json=as_json,
+        tensorboard=tensorboard,
+    )
 
 
 def evaluate(run: RunFolder, as_json: Json = False) -> None:
@@ -91,22 +108,24 @@ def evaluate(run: RunFolder, as_json: Json = False) -> None:
     stored = load(run)
     summary = stored.run.summary(stored.config)
     show(
-        {**summary, "digest": stored.digest},
+        {**summary, "partial": stored.partial, "digest": stored.digest},
         as_json=as_json,
         picture=Group(run_report(summary), transfer_report(summary)),
     )
 
 
-def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: bool) -> None:
+def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: bool, tensorboard: bool) -> None:
     """Learn with progress on stderr, then show the run; if interrupted, say how to go on."""
     from etcl_deploy.learn.directory import how_to_go_on, load
+    from etcl_deploy.logs import write_tensorboard
     from etcl_deploy.progress import TrainingProgress
     from etcl_deploy.render import run_report
 
     progress = TrainingProgress(err)
+    hearers: list[Report] = [progress, *([write_tensorboard(run)] if tensorboard else [])]
     try:
         with progress.bars:
-            learned, config = learn(progress, progress.note)
+            learned, config = learn(lambda event: [hear(event) for hear in hearers], progress.note)
     except KeyboardInterrupt:
         if (run / "run.json").exists():
             progress.note(f"interrupted; go on with: {how_to_go_on(run)}")
@@ -115,5 +134,6 @@ def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: 
         if (run / "run.json").exists():
             progress.note(f"finished tasks are kept; --set NAME=VALUE may help: {how_to_go_on(run)}")
         raise
-    summary = learned.summary(config)
-    show({**summary, "digest": load(run).digest}, as_json=as_json, picture=run_report(summary))
+    summary, stored = learned.summary(config), load(run)
+    values = {**summary, "partial": stored.partial, "digest": stored.digest}
+    show(values, as_json=as_json, picture=run_report(summary))

@@ -5,7 +5,7 @@
     tasks/NUMBER-DIGEST.safetensors  a finished task: mask, normalization, head, what is known of it, and the heads of
                                   earlier tasks as it left them
     lesson-DIGEST.safetensors     the task under way, at some step of it
-    events.jsonl                  what happened, one JSON object a line
+    events.jsonl, epochs.csv      what happened; see logs.py
 
 Files are named by their content and never changed; `run.json`, which names them, is replaced last. A crash at any
 moment leaves the run as it was or as it should be.
@@ -43,7 +43,7 @@ from etcl_deploy.preprocessing import Preprocessing
 from etcl_deploy.settings import config_from, missing_from
 
 FORMAT = 3
-RECORD, EVENTS = "run.json", "events.jsonl"
+RECORD = "run.json"
 CPU = torch.device("cpu")
 
 
@@ -189,12 +189,6 @@ def load_lesson(directory: Path, task: str) -> Snapshot | None:
 def forget_lesson(directory: Path) -> None:
     """Leave nothing of the task under way: it starts anew."""
     _remove(directory, "lesson")
-
-
-def log_event(directory: Path, event: Mapping[str, Any]) -> None:
-    """Add a line to the log of events."""
-    with (directory / EVENTS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(event, allow_nan=False) + "\n")
 
 
 def _read_record(directory: Path) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from etcl_deploy.learn.directory import EVENTS, Stored, how_to_go_on, load
+from etcl_deploy.learn.directory import Stored, how_to_go_on, load
 from etcl_deploy.learn.measures import needed_bytes, overlap, used_over_time
+from etcl_deploy.logs import EVENTS
 from etcl_deploy.render import size
 from etcl_deploy.report import figures
 from etcl_deploy.report.page import Page, Picture, Section, Table
