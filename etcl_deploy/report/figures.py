@@ -118,7 +118,7 @@ def bars(values: Mapping[str, tuple[float | None, float | None]], label: str, fo
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_xlabel(label)
         for place, height, room in zip(places, heights, spread, strict=True):
-            end = height + room if height >= 0 else 0
+            end = max(height + room, 0)
             axes.annotate(form.format(height), (end, place), (4, 0), textcoords="offset points", va="center", size=8)
         axes.margins(x=0.15)
 
