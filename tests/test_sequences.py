@@ -111,7 +111,7 @@ def test_tasks_can_be_made_smaller() -> None:
         (None, "a sequence is a table with one of permute, split, owners, each, mix, not None"),
         ({}, "a sequence is a table with one of"),
         ({"permute": "mnist", "split": "mnist"}, "a sequence is a table with one of"),
-        ({"permute": "mnist", "task": 3}, "unknown key 'task' in a sequence that has permute; known: items"),
+        ({"permute": "mnist", "task": 3}, "unknown key 'task' in a sequence that has permute; known: seed, items"),
         ({"permute": "mnist", "tasks": 0}, "tasks must be at least 1, not 0"),
         ({"permute": 3}, "permute must be str, not 3"),
         ({"each": "mnist"}, "each must be a list, not 'mnist'"),

@@ -27,18 +27,24 @@ from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import ConfigError, DataError
 
 Find = Callable[[str], Source]  # a data set by its name
-Table = Mapping[str, Any]
 
 MADE_BY_CODE: dict[str, Callable[[], list[Source]]] = {"digits": digits}
 
 
 @dataclass(frozen=True)
-class Sizes(Section):
-    """What every table may say besides its first words."""
+class Sequence(Section):
+    """Tasks made from data sets; `seed` decides what is random about them."""
 
-    items: int | None = None  # a task's training items at most, drawn at random
-    test_items: int | None = None
     seed: int = 0
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The names of the data sets it is made from."""
+        raise NotImplementedError
+
+    def make(self, find: Find) -> Iterator[Source]:
+        """The tasks, one after another."""
+        raise NotImplementedError
 
     def draws(self, number: int) -> torch.Generator:
         """Random numbers for the task of that number, from 0."""
@@ -46,7 +52,19 @@ class Sizes(Section):
 
 
 @dataclass(frozen=True)
-class Permute(Sizes):
+class Sampled(Sequence):
+    """A sequence whose tasks can be made smaller."""
+
+    items: int | None = None  # a task's training items at most, drawn at random
+    test_items: int | None = None
+
+    def sample(self, source: Source, draws: torch.Generator) -> Source:
+        """The source with no more items than a task may have."""
+        return source.sampled(self.items, self.test_items, draws)
+
+
+@dataclass(frozen=True)
+class Permute(Sampled):
     """Every task the same items, their pixels in another order."""
 
     permute: str = ""
@@ -54,37 +72,41 @@ class Permute(Sizes):
 
     @property
     def data(self) -> tuple[str, ...]:
+        """The one data set."""
         return (self.permute,)
 
     def make(self, find: Find) -> Iterator[Source]:
+        """The same permutations every time."""
         source = find(self.permute)
+        pixels = source.train.images
+        if not isinstance(pixels, np.ndarray):
+            raise DataError(f"{source.name} comes as image files; only arrays of one size can be permuted")
         for number in range(self.tasks):
             draws = self.draws(number)
-            train, test = source.train.images, source.test.images
-            if not isinstance(train, np.ndarray) or not isinstance(test, np.ndarray):
-                raise DataError(f"{source.name} comes as image files; only arrays of one size can be permuted")
-            order = torch.randperm(train.shape[1] * train.shape[2], generator=draws).numpy()
-            chosen = source.sampled(self.items, self.test_items, draws)
-            moved, held = (replace(part, images=permuted(part, order)) for part in (chosen.train, chosen.test))
-            yield Source(f"permutation-{number + 1:02d}", source.classes, moved, held)
+            order = torch.randperm(pixels.shape[1] * pixels.shape[2], generator=draws).numpy()
+            chosen = self.sample(source, draws)
+            train, test = (replace(part, images=permuted(part, order)) for part in (chosen.train, chosen.test))
+            yield Source(f"permutation-{number + 1:02d}", source.classes, train, test)
 
 
 @dataclass(frozen=True)
-class Split(Sizes):
+class Split(Sampled):
     """Every task some of the classes."""
 
     split: str = ""
-    tasks: int | None = None
+    tasks: int | None = None  # None: as many as there are superclasses, or pairs of classes
     by: Literal["class", "superclass"] = "class"
 
     @property
     def data(self) -> tuple[str, ...]:
+        """The one data set."""
         return (self.split,)
 
     def make(self, find: Find) -> Iterator[Source]:
+        """Classes are numbered anew in every task."""
         source = find(self.split)
         for number, (name, classes) in enumerate(self._shares(source)):
-            yield source.of_classes(classes, name).sampled(self.items, self.test_items, self.draws(number))
+            yield self.sample(source.of_classes(classes, name), self.draws(number))
 
     def _shares(self, source: Source) -> list[tuple[str, list[int]]]:
         """Names of the tasks, each with its classes."""
@@ -103,17 +125,19 @@ class Split(Sizes):
 
 
 @dataclass(frozen=True)
-class Owners(Sizes):
+class Owners(Sampled):
     """Every task the items of one writer or person; which ones is drawn at random where there are more."""
 
     owners: str = ""
-    tasks: int | None = None
+    tasks: int | None = None  # None: everyone's
 
     @property
     def data(self) -> tuple[str, ...]:
+        """The one data set."""
         return (self.owners,)
 
     def make(self, find: Find) -> Iterator[Source]:
+        """All classes in every task, so that heads mean the same."""
         source = find(self.owners)
         if source.train.owners is None or source.test.owners is None:
             raise ConfigError(f"{source.name} does not say whose its items are")
@@ -126,35 +150,39 @@ class Owners(Sizes):
             chosen = torch.randperm(len(people), generator=self.draws(0))[:count].tolist()
             people = [people[place] for place in chosen]
         for number, owner in enumerate(people):
-            yield source.of_owner(owner).sampled(self.items, self.test_items, self.draws(number))
+            yield self.sample(source.of_owner(owner), self.draws(number))
 
 
 @dataclass(frozen=True)
-class Each(Sizes):
+class Each(Sampled):
     """Every task a whole data set."""
 
     each: tuple[str, ...] = ()
 
     @property
     def data(self) -> tuple[str, ...]:
+        """All of them."""
         return self.each
 
     def make(self, find: Find) -> Iterator[Source]:
+        """In the order they are named."""
         for number, name in enumerate(self.each):
-            yield find(name).sampled(self.items, self.test_items, self.draws(number))
+            yield self.sample(find(name), self.draws(number))
 
 
 @dataclass(frozen=True)
-class Mix(Sizes):
-    """The tasks of several tables, shuffled."""
+class Mix(Sequence):
+    """The tasks of several sequences, shuffled."""
 
-    mix: tuple[Any, ...] = ()
+    mix: tuple[Sequence, ...] = ()
 
     @property
     def data(self) -> tuple[str, ...]:
+        """Those of all the sequences."""
         return tuple(dict.fromkeys(name for part in self.mix for name in part.data))
 
     def make(self, find: Find) -> Iterator[Source]:
+        """Each task is named after its data set, too."""
         tasks = [
             replace(task, name=task.name if task.name in part.data else f"{'-'.join(part.data)}-{task.name}")
             for part in self.mix
@@ -164,7 +192,7 @@ class Mix(Sizes):
             yield tasks[place]
 
 
-KINDS: dict[str, type[Permute | Split | Owners | Each | Mix]] = {
+KINDS: dict[str, type[Sequence]] = {
     "permute": Permute,
     "split": Split,
     "owners": Owners,
@@ -173,7 +201,7 @@ KINDS: dict[str, type[Permute | Split | Owners | Each | Mix]] = {
 }
 
 
-def sequence_of(table: Any) -> Permute | Split | Owners | Each | Mix:
+def sequence_of(table: Any) -> Sequence:
     """The sequence a table describes; whatever is not one is refused."""
     words = [word for word in KINDS if isinstance(table, Mapping) and word in table]
     if len(words) != 1:
