@@ -24,7 +24,6 @@ from etcl_deploy.learn.directory import Stored
 from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.measures import needed_bytes
 from etcl_deploy.learn.methods import METHODS
-from etcl_deploy.learn.metrics import forward_transfer
 from etcl_deploy.origins import Note
 from etcl_deploy.train import resume, train
 
@@ -57,13 +56,18 @@ class Row:
 class Comparison:
     """The table, and the summary of every run behind it."""
 
-    recipe: str | None
+    config: Config  # but for method and seed
     rows: tuple[Row, ...]
     runs: tuple[Mapping[str, Any], ...]
 
     def as_json(self) -> dict[str, Any]:
         """What `etcl compare --json` prints."""
-        return {"recipe": self.recipe, "methods": [asdict(row) for row in self.rows], "runs": list(self.runs)}
+        return {
+            "recipe": self.config.recipe,
+            "methods": [asdict(row) for row in self.rows],
+            "runs": list(self.runs),
+            "config": self.config.as_json(),
+        }
 
     def as_csv(self) -> str:
         """The table, a line a method."""
@@ -106,6 +110,13 @@ def compare(
     return made
 
 
+def one_beside(run: Path) -> Path | None:
+    """Where this run was learned by `etcl compare`: the run of `one` with its seed, if there is one."""
+    one = run.parent / f"one-{run.name.rpartition('-')[2]}"
+    beside = (run.parent.parent / RECORD).exists() and one != run and (one / directories.RECORD).exists()
+    return one if beside else None
+
+
 def _learned(
     config: Config, data: Path | None, run: Path, device: str, report: Report, note: Note, root: Path | None
 ) -> Stored:
@@ -121,24 +132,18 @@ def _learned(
 
 
 def _table(config: Config, methods: Sequence[str], found: Mapping[tuple[str, int], Stored]) -> Comparison:
-    alone = {seed: [row[-1] for row in s.run.matrix] for (method, seed), s in found.items() if method == "one"}
     summaries = {}
     for (method, seed), stored in found.items():
-        summary = stored.run.summary(stored.config)
-        if seed in alone and method != "one":
-            summary["fwt"] = forward_transfer(stored.run.matrix, alone[seed])
-        summaries[method, seed] = {
-            **summary,
-            "partial": stored.partial,
-            "bytes": sum(needed_bytes(stored.run.network).values()),
-        }
+        one = found.get(("one", seed)) if method != "one" else None
+        size = sum(needed_bytes(stored.run.network).values())
+        summaries[method, seed] = {**stored.summary(one), "bytes": size, "versions": dict(stored.run.versions)}
     rows = []
     for method in methods:
         runs = {seed: summary for (name, seed), summary in summaries.items() if name == method}
         if runs:
             figures = (_figure([run[name] for run in runs.values()]) for name in FIGURES)
             rows.append(Row(method, tuple(runs), *figures))
-    return Comparison(config.recipe, tuple(rows), tuple(summaries.values()))
+    return Comparison(config, tuple(rows), tuple(summaries.values()))
 
 
 def _figure(values: Sequence[float | None]) -> Figure:

@@ -76,6 +76,7 @@ def run_report(summary: Mapping[str, Any]) -> RenderableType:
     line = facts(
         ACC="-" if summary["acc"] is None else f"{summary['acc']:.2f} %",
         BWT="-" if summary["bwt"] is None else f"{summary['bwt']:+.4f}",
+        **({} if summary["fwt"] is None else {"FWT": f"{summary['fwt']:+.4f}"}),
         claimed=f"{summary['claimed']:.0%} of the backbone",
         time=f"{summary['seconds']:.0f} s",
     )

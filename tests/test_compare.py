@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from test_cli import answer, etcl, fails
 from test_train import photos, settings  # noqa: F401
 
 from etcl_deploy.compare import Comparison, compare
@@ -65,6 +67,25 @@ def test_it_goes_on_where_it_stopped(photos: Path, tmp_path: Path) -> None:  # n
         with pytest.raises(ConfigError, match="methods are etcl, wsn"):
             run(photos, tmp_path / "d", wrong)
     assert not (tmp_path / "d").exists()
+
+
+def test_forward_transfer_of_a_run(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """`etcl eval` finds the run of `one` beside it, or is told one: of the same items, or it is refused."""
+    made = run(photos, tmp_path / "c", ["one", "wsn"])
+    runs = tmp_path / "c" / "runs"
+    gain = made.runs[1]["fwt"]
+    assert gain == load(runs / "wsn-0").summary(load(runs / "one-0"))["fwt"]
+    assert answer("eval", runs / "wsn-0")["fwt"] == gain
+    assert f"FWT {gain:+.4f}" in etcl("eval", runs / "wsn-0").stdout
+    assert answer("eval", runs / "one-0")["fwt"] is None
+    shutil.copytree(runs / "wsn-0", tmp_path / "alone")
+    assert answer("eval", tmp_path / "alone")["fwt"] is None
+    assert answer("eval", tmp_path / "alone", "--one", runs / "one-0")["fwt"] == gain
+    assert "against a run of one, not of wsn" in fails("eval", runs / "one-0", "--one", runs / "wsn-0")
+    (photos / "b" / "class-0" / "extra.png").write_bytes((photos / "a" / "class-0" / "0.png").read_bytes())
+    run(photos, tmp_path / "d", ["one"])
+    other = tmp_path / "d" / "runs" / "one-0"
+    assert "has not learned 'b' from the same items" in fails("eval", runs / "wsn-0", "--one", other)
 
 
 def test_what_is_measured_of_masks(photos: Path, tmp_path: Path) -> None:  # noqa: F811

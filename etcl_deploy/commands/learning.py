@@ -74,7 +74,7 @@ def train(
         return
     config = config_of(recipe, data, values)
     _learn(
-        lambda report, note: (training.train(config, data, run, device, report, note, data_root), config),
+        lambda report, note: training.train(config, data, run, device, report, note, data_root),
         run,
         as_json=as_json,
         tensorboard=tensorboard,
@@ -100,21 +100,22 @@ def add(
     )
 
 
-def evaluate(run: RunFolder, as_json: Json = False) -> None:
-    """Accuracy matrix, ACC, BWT, share claimed; what each task was compared with, and which heads it changed."""
+def evaluate(
+    run: RunFolder,
+    one: Annotated[Path | None, typer.Option(help="A run of the same tasks with --method one: it gives FWT.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Accuracy matrix, ACC, BWT, FWT, share claimed; what each task was compared with, which heads it changed."""
+    from etcl_deploy.compare import one_beside
     from etcl_deploy.learn.directory import load
     from etcl_deploy.render import run_report, transfer_report
 
-    stored = load(run)
-    summary = stored.run.summary(stored.config)
-    show(
-        {**summary, "partial": stored.partial, "digest": stored.digest},
-        as_json=as_json,
-        picture=Group(run_report(summary), transfer_report(summary)),
-    )
+    alone = one or one_beside(run)
+    summary = load(run).summary(load(alone) if alone else None)
+    show(summary, as_json=as_json, picture=Group(run_report(summary), transfer_report(summary)))
 
 
-def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: bool, tensorboard: bool) -> None:
+def _learn(learn: Callable[[Any, Any], object], run: Path, *, as_json: bool, tensorboard: bool) -> None:
     """Learn with progress on stderr, then show the run; if interrupted, say how to go on."""
     from etcl_deploy.learn.directory import how_to_go_on, load
     from etcl_deploy.logs import write_tensorboard
@@ -125,7 +126,7 @@ def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: 
     hearers: list[Report] = [progress, *([write_tensorboard(run)] if tensorboard else [])]
     try:
         with progress.bars:
-            learned, config = learn(lambda event: [hear(event) for hear in hearers], progress.note)
+            learn(lambda event: [hear(event) for hear in hearers], progress.note)
     except KeyboardInterrupt:
         if (run / "run.json").exists():
             progress.note(f"interrupted; go on with: {how_to_go_on(run)}")
@@ -134,6 +135,5 @@ def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: 
         if (run / "run.json").exists():
             progress.note(f"finished tasks are kept; --set NAME=VALUE may help: {how_to_go_on(run)}")
         raise
-    summary, stored = learned.summary(config), load(run)
-    values = {**summary, "partial": stored.partial, "digest": stored.digest}
-    show(values, as_json=as_json, picture=run_report(summary))
+    summary = load(run).summary()
+    show(summary, as_json=as_json, picture=run_report(summary))

@@ -35,6 +35,7 @@ from etcl_deploy.errors import RunError
 from etcl_deploy.learn import tensors as parts
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
 from etcl_deploy.learn.lesson import Snapshot
+from etcl_deploy.learn.metrics import forward_transfer
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.similarity import Comparison
@@ -69,6 +70,23 @@ class Stored:
     def partial(self) -> list[str]:
         """What data sets were not complete, in words."""
         return [words for origin in self.origins for words in origin.partial]
+
+    def summary(self, one: Stored | None = None) -> dict[str, Any]:
+        """What `etcl train` and `etcl eval` report; with forward transfer, if the run of `one` is there."""
+        fwt = forward_transfer(self.run.matrix, self._learned_alone(one)) if one else None
+        known = {"fwt": fwt, "partial": self.partial, "digest": self.digest}
+        return {**self.run.summary(self.config), **known}
+
+    def _learned_alone(self, one: Stored) -> list[float | None]:
+        """What `one` came to on each of this run's tasks, which must be the very same."""
+        if one.config.learning.method != "one":
+            raise RunError(f"forward transfer is measured against a run of one, not of {one.config.learning.method}")
+        alone = {name: row[-1] for name, row in zip(one.run.tasks, one.run.matrix, strict=True)}
+        theirs, ours = (dict(task for origin in stored.origins for task in origin.tasks) for stored in (one, self))
+        other = [name for name in self.run.tasks if name not in alone or theirs[name] != ours[name]]
+        if other:
+            raise RunError(f"the run of one has not learned {other[0]!r} from the same items")
+        return [alone[name] for name in self.run.tasks]
 
     @property
     def waiting(self) -> list[str]:

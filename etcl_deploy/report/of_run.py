@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from etcl_deploy.compare import one_beside
 from etcl_deploy.learn.directory import Stored, how_to_go_on, load
 from etcl_deploy.learn.measures import needed_bytes, overlap, used_over_time
 from etcl_deploy.logs import EVENTS
@@ -20,7 +21,8 @@ from etcl_deploy.report.page import Page, Picture, Section, Table
 def run_page(directory: Path) -> Page:
     """What a run came to, as far as it got."""
     stored = load(directory)
-    summary = stored.run.summary(stored.config)
+    alone = one_beside(directory)
+    summary = stored.summary(load(alone) if alone else None)
     sections = [_accuracy(summary), *_curves(summary), *_similarity(summary), *_masks(stored), _sizes(stored)]
     sections += [*_progress(directory), _settings(stored)]
     return Page(
