@@ -14,8 +14,12 @@ from test_network import make_tasks, small
 from test_transfer import learn
 from torch import Tensor
 
-from etcl_deploy.config import Learning, Similarity, Transfer
-from etcl_deploy.errors import ConfigError
+from etcl_deploy.build import build_network
+from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.config import Config, Learning, Similarity, Transfer
+from etcl_deploy.deploy import bundle_run
+from etcl_deploy.errors import ConfigError, ExportError
+from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn import tensors as parts
 from etcl_deploy.learn.events import Event, StepDone
 from etcl_deploy.learn.lesson import Snapshot
@@ -25,6 +29,7 @@ from etcl_deploy.learn.methods.hat import masks_of, unit_chains
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence, predict
+from etcl_deploy.runtime.predictor import Predictor
 
 BASE = Learning(
     epochs=3,
@@ -121,6 +126,29 @@ def test_a_finished_task_is_kept_as_tensors(method: str) -> None:
 
 def weights(network: MaskedNetwork) -> dict[str, Tensor]:
     return {step: layer.weight.detach().clone() for step, layer in network.masked_layers.items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_bundles_and_exports_like_etcl(method: str, tmp_path: Path) -> None:
+    """Predictor and onnxruntime answer as the network does; networks of their own do not fit into one bundle."""
+    config = Config().with_values({"backbone": "lenet5", "size": 16, "channels": 1, "width": 6, "epochs": 1})
+    tasks = make_tasks(3)
+    run = learn_sequence(build_network(config), tasks, options(method))
+    path = tmp_path / "x.etcl"
+    if method == "one":
+        with pytest.raises(ExportError, match="'t0' has a whole network of its own"):
+            bundle_run(run, config, path)
+        assert not path.exists()
+        return
+    bundle_run(run, config, path)
+    predictor = Predictor(load_bundle(path))
+    for task in tasks:
+        expected = predict(run.network, task.name, task.test_x).softmax(1)
+        answers = predictor.predict(list(task.test_x), [task.name] * len(task.test_x))
+        scores = torch.tensor([list(answer.scores.values()) for answer in answers])
+        torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-4)
+    report = export_task(load_bundle(path), "t2", tmp_path / "t.onnx", tasks[2].test_x)
+    assert report.parity.same_class == len(tasks[2].test_x)
 
 
 def test_supsup_never_changes_a_weight() -> None:
