@@ -21,6 +21,7 @@ from record import in_words, measure_once, measured, spread, write_result
 
 from etcl_deploy.build import build_network
 from etcl_deploy.config import Config
+from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.metrics import forward_transfer
 from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.origins import find_tasks
@@ -57,10 +58,9 @@ def learn_once(variant: str, config: Config, work: Path) -> dict[str, Any]:
         return {"accuracies": accuracies, "acc": fmean(a for a in accuracies if a is not None)}
     directory = work / f"{variant}-{config.learning.seed}"
     if (directory / "run.json").exists():
-        run, stored = resume(directory, "auto", lambda event: None)
-        if stored != config:
+        if load(directory, finished=False).config != config:
             raise SystemExit(f"{directory} was learned with other settings: remove it")
-        return run.summary(config)
+        return resume(directory, "auto", lambda event: None)[0].summary(config)
     return train(config, None, directory, "auto", lambda event: None).summary(config)
 
 

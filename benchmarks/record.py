@@ -28,7 +28,9 @@ def write_result(name: str, targets: Sequence[str], result: Any, settings: Mappi
 def measure_once(measure: Callable[[], Mapping[str, Any]], folder: str, name: str, config: Mapping[str, Any]) -> None:
     """Keep what a long run gives as `results/FOLDER/NAME.json`; one that is there is not repeated."""
     path = RESULTS / folder / f"{name}.json"
-    if not path.exists():
+    if path.exists():
+        _check(path, json.loads(path.read_text()), config)
+    else:
         sys.stderr.write(f"measuring {folder} {name} ...\n")
         result = {**measure(), "config": config, **_circumstances()}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,9 +41,13 @@ def measured(folder: str, config_of: Callable[[str], Mapping[str, Any]]) -> dict
     """All that `measure_once` kept, by name; what was measured with other settings than today's is refused."""
     found = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / folder).glob("*.json"))}
     for name, result in found.items():
-        if result["config"] != json.loads(json.dumps(config_of(name))):
-            raise SystemExit(f"results/{folder}/{name}.json was measured with other settings: remove it")
+        _check(RESULTS / folder / f"{name}.json", result, config_of(name))
     return found
+
+
+def _check(path: Path, result: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    if result["config"] != json.loads(json.dumps(config)):
+        raise SystemExit(f"results/{path.parent.name}/{path.name} was measured with other settings: remove it")
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:

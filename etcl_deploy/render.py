@@ -152,7 +152,7 @@ def transfer_report(summary: Mapping[str, Any]) -> RenderableType:
     )
     for name, rows in summary["heads"].items():
         for number, row in enumerate(rows):
-            accuracies = (f"{row[key]:.1f} %" for key in ("before", "after", "agreement"))
+            accuracies = ("-" if row[key] is None else f"{row[key]:.1f} %" for key in ("before", "after", "agreement"))
             heads.add_row("" if number else name, row["task"], f"{row['kept']:.0%}", f"{row['moved']:.3f}", *accuracies)
     return Group(*(made for made in (compared, heads) if made.row_count))
 

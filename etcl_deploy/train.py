@@ -18,7 +18,7 @@ from etcl_deploy.config import Config
 from etcl_deploy.errors import RunError
 from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.directory import Stored
-from etcl_deploy.learn.events import Event, Report, Resumed, StepDone, TaskDone
+from etcl_deploy.learn.events import Event, Report, Resumed, SettingsChanged, StepDone, TaskDone
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import check_tasks, learn_sequence
@@ -63,16 +63,21 @@ def resume(
 ) -> tuple[Run, Config]:
     """Go on with a run from where it was left; it ends with the bytes it would have had.
 
-    With `values` the tasks it has yet to learn are learned with other settings, the first of them from its beginning.
+    With `values` the tasks it has yet to learn are learned with other settings, the first of them from its beginning if
+    they say how.
     """
     directories.check_there(directory)
     with locked(directory):
         stored = directories.load(directory, choose_device(device), finished=False)
-        if values:
-            stored = _changed(stored, values)
+        old = stored.config
+        stored = _changed(stored, values) if values else stored
         tasks = tasks_of(stored, note, root)
-        if values:  # only now: whatever is wrong with settings or data costs nothing
+        # Only now: whatever is wrong with settings or data costs nothing.
+        if stored.config.learning != old.learning:
             directories.forget_lesson(directory)
+        if stored.config != old:
+            changed = {key: value for key, value in values.items() if old.with_values({key: value}) != old}
+            write_logs(directory)(SettingsChanged(changed))
         return _go_on(stored, tasks, directory, report, note), stored.config
 
 

@@ -46,6 +46,13 @@ def test_scores_can_be_dealt_out_anew_to_select_any_mask() -> None:
     assert torch.equal(masks.reselect(scores, masks.keep_top(scores, 0.4)), scores)
 
 
+@pytest.mark.parametrize("scores", [[0.5, 0.5, 0.9, 0.1], [0.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5]])
+def test_scores_that_tie_still_select_the_mask_they_are_dealt_for(scores: list[float]) -> None:
+    """However many are equal where the mask ends."""
+    wanted = torch.tensor([False, True, True, False])
+    assert torch.equal(masks.keep_top(masks.reselect(torch.tensor(scores), wanted), 0.5), wanted)
+
+
 def test_keeps_the_shape_and_the_argument() -> None:
     """A mask has its scores' shape, and the scores are not touched."""
     scores = torch.randn(3, 5, 2)

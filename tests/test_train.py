@@ -19,6 +19,7 @@ from PIL import Image
 from etcl_deploy.config import Config
 from etcl_deploy.errors import ConfigError, DataError, RunError
 from etcl_deploy.learn.directory import load
+from etcl_deploy.learn.events import Event, Resumed
 from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import add, resume, train
 
@@ -208,6 +209,19 @@ def test_a_run_goes_on_with_other_settings(photos: Path, tmp_path: Path) -> None
         assert torch.equal(mask, first[name])
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["epochs"] for event in events if event["event"] == "EpochDone"] == [2, 2, 1, 1]
+    told = [event["values"] for event in events if event["event"] == "SettingsChanged"]
+    assert told == [{"epochs": 1, "learning_rate": 0.001, "backward": "off"}]
+
+
+def test_settings_that_do_not_touch_the_task_under_way_do_not_cost_it(photos: Path, tmp_path: Path) -> None:
+    """Fewer tasks, or a setting as it was: the lesson goes on where it was left."""
+    run = tmp_path / "run"
+    interrupted(photos, run, 1)
+    heard: list[Event] = []
+    resume(run, "cpu", heard.append, values={"tasks": 2, "epochs": load(run).config.learning.epochs})
+    assert any(isinstance(event, Resumed) and event.task == "b" for event in heard)
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [event["values"] for event in events if event["event"] == "SettingsChanged"] == [{"tasks": 2}]
 
 
 def test_a_task_that_cannot_be_learned_does_not_block_the_run(photos: Path, tmp_path: Path) -> None:

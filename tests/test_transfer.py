@@ -95,7 +95,7 @@ def test_a_head_that_would_lose_is_left_alone() -> None:
     paper = replace(settings, backward="unchecked")
     (change,) = improve_heads(network, "t1", [state], wrong, right, run.knowledge, paper, torch.Generator())
     assert change.kept == 1
-    assert change.after < change.before
+    assert (change.after or 0) < (change.before or 0)
     assert change.agreement < 100
 
     # A head that is left alone agrees with its first answers as far as it did before.
@@ -236,3 +236,26 @@ def test_a_task_that_starts_warm_learns_at_its_own_rate() -> None:
     slow, fast = (second_head("warm_start", rate).norm() for rate in (1e-6, 1.0))
     assert 0 < slow < 1e-3 * fast
     assert torch.equal(second_head("off", 1e-6), second_head("off", 1.0))
+
+
+def test_a_head_that_was_not_given_learns_at_the_full_rate() -> None:
+    """Of a task with other classes only the backbone starts warm; its own head starts from nothing."""
+    first, second = make_tasks(2, items=90)
+    other = replace(second, name="t1", classes=("x", "y", "z"))
+    options = replace(ALL_SIMILAR, epochs=20, transfer=Transfer(warm_rate=1e-6))
+    network = small("fcn3", width=30)
+    learn_sequence(network, [first, other], options)
+    for step, mask in network.finished["t1"].masks.items():
+        assert torch.equal(mask, network.finished["t0"].masks[step])
+    assert (predict(network, "t1", other.train_x).argmax(1) == other.train_y).float().mean() > 0.8
+
+
+def test_without_validation_items_only_the_unchecked_way_improves_heads() -> None:
+    """The paper checks nothing, so it needs none; what it keeps is recorded without an accuracy."""
+    for backward, tried in (("projected", 0), ("unchecked", 1)):
+        transfer = Transfer(backward=backward)  # type: ignore[arg-type]
+        options = replace(ALL_SIMILAR, validation_share=0, transfer=transfer)
+        run, _ = learn(small("fcn3"), make_tasks(2), options)
+        changes = run.knowledge["t1"].changes
+        assert len(changes) == tried
+        assert all((change.kept, change.before, change.after) == (1, None, None) for change in changes)

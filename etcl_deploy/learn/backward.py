@@ -8,6 +8,7 @@ and an update is kept only as far as it does no harm that can be seen without ol
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 
 import torch
 from torch import Tensor
@@ -55,9 +56,9 @@ def improve_heads(
 ) -> tuple[HeadChange, ...]:
     """Train the head of every similar task on the new task's items; what was tried, and what came of it.
 
-    Without validation items there is nothing to check an update by, so none is tried.
+    Without validation items there is nothing to check an update by; then none is tried that should be.
     """
-    if not len(validation):
+    if not len(validation) and settings.backward != "unchecked":
         return ()
     target = pull_target([network.finished[name]])
     changes = []
@@ -134,8 +135,10 @@ def _logits(head: Head, features: Tensor) -> Tensor:
     return F.linear(features, head["weight"], head.get("bias"))
 
 
-def _score(head: Head, items: Items) -> tuple[float, float]:
-    """Mean loss, and accuracy in percent."""
+def _score(head: Head, items: Items) -> tuple[float, float | None]:
+    """Mean loss, and accuracy in percent; of no items neither."""
+    if not len(items):
+        return nan, None
     logits = _logits(head, items.images)
     right = (logits.argmax(1) == items.labels).float().mean()
     return float(F.cross_entropy(logits, items.labels)), 100 * float(right)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.run import Run
@@ -25,6 +26,13 @@ class Resumed:
 
     task: str
     epoch: int
+
+
+@dataclass(frozen=True)
+class SettingsChanged:
+    """From here on tasks are learned with other settings."""
+
+    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -74,5 +82,5 @@ class TaskDone:
     run: Run
 
 
-Event = TaskStarted | Resumed | Compared | Warned | StepDone | EpochDone | TaskDone
+Event = TaskStarted | Resumed | SettingsChanged | Compared | Warned | StepDone | EpochDone | TaskDone
 Report = Callable[[Event], None]

@@ -18,8 +18,8 @@ class HeadChange:
     task: str
     kept: float  # the share of the update that was kept; 0: the head is as it was
     moved: float  # length of the change over length of the head
-    before: float  # validation accuracy of the new task's items through the old task, in percent
-    after: float
+    before: float | None  # validation accuracy of the new task's items through the old task, in percent
+    after: float | None
     agreement: float  # share of the old head's own answers it still gives, on draws from its inputs, in percent
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +37,16 @@ class Snapshot:
         return self.numbers.get("seconds") or 0.0
 
 
+class Shares(NamedTuple):
+    """How much of the learning rate a task learns with: less where it starts from what another has learned."""
+
+    backbone: float = 1.0  # weights, scores and normalization
+    head: float = 1.0
+
+
+FULL = Shares()
+
+
 class Lesson:
     """Mutable on purpose: this is what changes from step to step."""
 
@@ -47,19 +58,15 @@ class Lesson:
         position: int,
         parameters: Sequence[Sequence[Tensor]],
         extra: Mapping[str, Tensor] = MappingProxyType({}),
-        share: float = 1.0,
+        shares: Shares = FULL,
     ) -> None:
-        """`parameters` are learned besides head and norms, group by group; `extra` too, outside the network.
-
-        `share` is how much of the learning rate this task learns with.
-        """
+        """`parameters` are learned besides head and norms, group by group; `extra` too, outside the network."""
         self.network = network
         self.task = task
         self.options = options
         self.position = position
         self.extra = extra
-        self.rate = options.learning_rate * share
-        self.optimizer = _optimizer(network, [*parameters, list(extra.values())], options, self.rate)
+        self.optimizer = _optimizer(network, [*parameters, list(extra.values())], options, shares)
         self.epoch = 0  # the one under way, from 0
         self.step = 0  # steps of it that are done
         self.loss = torch.zeros((), device=network.device)  # summed over its items so far
@@ -74,7 +81,7 @@ class Lesson:
     def start_epoch(self, training: Items) -> list[Tensor]:
         """The batches of the epoch; learning rate, order and random numbers all follow from its number alone."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate * _rate(self.options, self.epoch)
+            group["lr"] = group["rate"] * _rate(self.options, self.epoch)
         self.generator = seeded(self.options.seed, self.position, 1 + self.epoch)
         self.network.randomness = torch.Generator(self.network.device).manual_seed(self.generator.initial_seed())
         batches = training.batches(self.options.batch_size, self.generator)
@@ -180,15 +187,20 @@ def seeded(seed: int, position: int, use: int) -> torch.Generator:
 
 
 def _optimizer(
-    network: MaskedNetwork, others: Sequence[Sequence[Tensor]], options: Learning, rate: float
+    network: MaskedNetwork, others: Sequence[Sequence[Tensor]], options: Learning, shares: Shares
 ) -> torch.optim.Optimizer:
     # Weights of the backbone are decayed by `Workspace.decay`, which spares claimed ones; scores never are.
-    groups = [{"params": list(network.head.values()), "weight_decay": options.weight_decay}]
-    groups += [{"params": list(group), "weight_decay": 0.0} for group in (network.norms.parameters(), *others)]
-    groups = [group for group in groups if group["params"]]
+    head = {"params": list(network.head.values()), "weight_decay": options.weight_decay, "share": shares.head}
+    rest = [
+        {"params": list(group), "weight_decay": 0.0, "share": shares.backbone}
+        for group in (network.norms.parameters(), *others)
+    ]
+    groups: list[dict[str, Any]] = [group for group in (head, *rest) if group["params"]]
+    for group in groups:
+        group["lr"] = group["rate"] = options.learning_rate * group.pop("share")  # lr follows the schedule, rate stays
     if options.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=options.momentum, fused=True)
-    return torch.optim.Adam(groups, lr=rate, fused=True)
+        return torch.optim.SGD(groups, momentum=options.momentum, fused=True)
+    return torch.optim.Adam(groups, fused=True)
 
 
 def _rate(options: Learning, epoch: int) -> float:

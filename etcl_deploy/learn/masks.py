@@ -19,14 +19,19 @@ def keep_top(scores: Tensor, density: float) -> Tensor:
 def reselect(scores: Tensor, mask: Tensor) -> Tensor:
     """The same numbers (none negative) dealt out anew: the largest to where `mask` is set, each part ranked as before.
 
-    `keep_top` then selects `mask` (if it has as many ones); scores that select it already come back as they are.
+    `keep_top` then selects `mask` (if it has as many ones); scores that select it already come back as they are. Where
+    a tie would prevent that, the least of what is selected becomes the next larger number.
     """
     magnitude = scores.detach().flatten()
     ranked = magnitude.argsort(descending=True, stable=True)
     chosen_first = ranked[(~mask.flatten()[ranked]).to(torch.uint8).argsort(stable=True)]
     dealt = torch.empty_like(magnitude)
     dealt[chosen_first] = magnitude[ranked]
-    return dealt.view(scores.shape)
+    dealt = dealt.view(scores.shape)
+    if not torch.equal(keep_top(dealt, int(mask.sum()) / mask.numel()), mask):
+        least = dealt[mask].min()
+        dealt[mask & (dealt == least)] = torch.nextafter(least, least + 1)
+    return dealt
 
 
 def union(masks: Iterable[Tensor]) -> Tensor:

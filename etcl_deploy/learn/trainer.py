@@ -174,7 +174,7 @@ def _warnings(network: MaskedNetwork, training: Items, validation: Items, option
         )
     if not len(validation) and (options.patience or options.keep == "best"):
         found.append("no items are held back for validation: patience and keep = best have nothing to go by")
-    if not len(validation) and options.transfer.backward != "off" and options.similarity.similar != "none":
+    if not len(validation) and options.transfer.backward == "projected" and options.similarity.similar != "none":
         found.append("no items are held back for validation to check old heads by: none is improved")
     return found
 

@@ -17,7 +17,7 @@ from etcl_deploy.learn.backward import improve_heads, pull, pull_target
 from etcl_deploy.learn.events import Compared, Report
 from etcl_deploy.learn.forward import align, guide
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge, most_similar_first
-from etcl_deploy.learn.lesson import Lesson
+from etcl_deploy.learn.lesson import FULL, Lesson, Shares
 from etcl_deploy.learn.methods.method import Method
 from etcl_deploy.learn.network import MaskedNetwork, TaskState
 from etcl_deploy.learn.portrait import Comparer, Portrait, describe_inputs, sample
@@ -55,7 +55,7 @@ class Etcl(Method):
         self._target = pull_target(self._kin) if transfer.backward != "off" else None
         warm = self._model() if transfer.alignment == "warm_start" else None
         network.begin(task.name, task.classes, generator, fresh_scores=self.options.scores == "fresh", start=warm)
-        return self.lesson(task, transfer.warm_rate if warm else 1.0)
+        return self.lesson(task, self._shares(warm, task))
 
     def first_step(self, lesson: Lesson, training: Items) -> None:
         """Forward transfer as in the paper: one step along the score gradients through both masks."""
@@ -96,6 +96,13 @@ class Etcl(Method):
         signatures = self.comparer.original(self._items), self.comparer.learned(self._items, task.name)
         portrait = Portrait(*signatures, inputs)
         return Knowledge(network.finished[task.name].head, portrait.tensors(), self._comparisons, changes)
+
+    def _shares(self, start: TaskState | None, task: Task) -> Shares:
+        """At a lower rate it learns what it is given: the backbone, and the head where classes are equal."""
+        if start is None:
+            return FULL
+        rate = self.options.transfer.warm_rate
+        return Shares(backbone=rate, head=rate if start.classes == task.classes else 1.0)
 
     def _model(self) -> TaskState | None:
         """The similar task a new one is modelled on; `_similar` begins with the most similar."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from etcl_deploy.config import Learning
 from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.knowledge import Knowledge
-from etcl_deploy.learn.lesson import Lesson
+from etcl_deploy.learn.lesson import FULL, Lesson, Shares
 from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork, Masks
 from etcl_deploy.learn.task import Items, Task
 
@@ -41,13 +41,13 @@ class Method:
         self.network.begin(task.name, task.classes, generator)
         return self.lesson(task)
 
-    def lesson(self, task: Task, share: float = 1.0, extra: Mapping[str, Tensor] | None = None) -> Lesson:
-        """What the task at hand is learned with, at `share` of the learning rate."""
+    def lesson(self, task: Task, shares: Shares = FULL, extra: Mapping[str, Tensor] | None = None) -> Lesson:
+        """What the task at hand is learned with, at `shares` of the learning rate."""
         layers = self.network.masked_layers.values()
         weights = [layer.weight for layer in layers] if self.learns_weights else []
         scores = [layer.scores for layer in layers] if self.learns_scores else []
         position = len(self.network.finished) + 1
-        return Lesson(self.network, task.name, self.options, position, (weights, scores), extra or {}, share)
+        return Lesson(self.network, task.name, self.options, position, (weights, scores), extra or {}, shares)
 
     def first_step(self, lesson: Lesson, training: Items) -> None:
         """What is done once, before the first step of a task."""
