@@ -3,7 +3,7 @@
     python benchmarks/own_data.py [--work DIR]
 
 Draws three tasks, each the same three shapes in another hand, and does what docs/your-own-data.md says with them: four
-commands and a request. Prints what each took; the drawings and the report stay in DIR.
+commands and a request. Prints what each took; the drawings, a sheet of some of them and the report stay in DIR.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ HANDS: dict[str, tuple[str, tuple[str, ...], tuple[int, int]]] = {  # paper, col
 
 
 def drawing(shape: str, hand: str, chance: random.Random) -> Image.Image:
-    """One shape by an unsteady hand: somewhere, of some size, turned somehow."""
+    """One shape by an unsteady hand: somewhere, of some size, a little crooked."""
     paper, colours, widths = HANDS[hand]
     image = Image.new("RGB", (SIDE, SIDE), paper)
     radius = chance.uniform(0.22, 0.4) * SIDE
     middle = [SIDE / 2 + chance.uniform(-1, 1) * (SIDE / 2 - radius - 4) for _ in range(2)]
-    corners, turned = SHAPES[shape], chance.uniform(0, math.tau)
+    corners = SHAPES[shape]
+    turned = math.tau / 4 * (1 + 2 / corners) + chance.uniform(-0.25, 0.25)  # upright is a side at the bottom
     points = []
     for corner in range(corners):
         angle = turned + math.tau * corner / corners
@@ -62,6 +63,17 @@ def draw_tasks(folder: Path, each: int = EACH) -> None:
                 drawing(shape, hand, chance).save(folder / hand / shape / f"{number:03}.png")
 
 
+def sheet(folder: Path, each: int = 3, gap: int = 8) -> Image.Image:
+    """The first drawings of every shape, a row for every hand."""
+    step = SIDE + gap
+    made = Image.new("RGB", (step * each * len(SHAPES) - gap, step * len(HANDS) - gap), "white")
+    for row, hand in enumerate(HANDS):
+        files = [path for shape in SHAPES for path in sorted((folder / hand / shape).iterdir())[:each]]
+        for column, path in enumerate(files):
+            made.paste(Image.open(path), (step * column, step * row))
+    return made
+
+
 def etcl(*words: object) -> Any:
     """What a command says as JSON."""
     command = [sys.executable, "-P", "-m", "etcl_deploy", *map(str, words), "--json"]
@@ -72,6 +84,7 @@ def walk(work: Path, *learning: object) -> dict[str, Any]:
     """The way from a folder to an answer; `learning` are further words for `etcl train`."""
     drawings, held = work / "drawings", random.Random(1)
     draw_tasks(drawings)
+    sheet(drawings).save(work / "drawings.png")
     run, bundle, name = work / "run", work / "drawings.etcl", "drawings"
     steps: dict[str, Callable[[], Any]] = {
         "train": lambda: etcl("train", "--data", drawings, "--run", run, *learning),

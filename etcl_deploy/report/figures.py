@@ -97,6 +97,7 @@ def task_curves(matrix: Matrix, names: Sequence[str]) -> str:
         axes.set_xlabel("tasks learned")
         axes.set_ylabel("test accuracy, %")
         axes.margins(x=0.02 if len(names) > FEW else 0.12, y=0.1)
+        _limit_percent(axes)
         if len(names) <= FEW:
             low, high = axes.get_ylim()
             _label_ends(axes, ends, len(matrix), (high - low) / 18)
@@ -139,6 +140,8 @@ def lines(series: Mapping[str, Sequence[float | None]], x: str, y: str, lowest: 
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if y.endswith("%"):
+            _limit_percent(axes)
         if lowest is not None:
             axes.set_ylim(bottom=lowest)
 
@@ -149,12 +152,19 @@ def _frame(row: int, column: int) -> Rectangle:
     return Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, fill=False, edgecolor="#d55e00", linewidth=1.6)
 
 
+def _limit_percent(axes: Axes) -> None:
+    """No percentage is above 100, and a tenth of a point should not look like much."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, 90.0), min(high, 101.0))
+
+
 def _label_ends(axes: Axes, ends: list[tuple[float, str]], place: int, room: float) -> None:
-    """Names beside the ends of lines, moved apart where they would cover each other."""
-    height = -np.inf
-    for value, name in sorted(end for end in ends if not np.isnan(end[0])):
-        height = max(value, height + room)
-        axes.annotate(_short(name), (place, height), (6, 0), textcoords="offset points", va="center", size=8)
+    """Names beside the ends of lines, moved down where they would cover each other."""
+    height = np.inf
+    for value, name in sorted((end for end in ends if not np.isnan(end[0])), reverse=True):
+        height = min(value, height - room)
+        end = (place, height)
+        axes.annotate(_short(name), end, (6, 0), textcoords="offset points", va="center", size=8, annotation_clip=False)
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:
