@@ -116,12 +116,13 @@ def figure(value: Figure, shown: Callable[[float], str], spread: Callable[[float
 
 def recipes_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """A line a recipe; of its data, what is there and what is not."""
-    made = table("recipe", "what it is", "network", "data")
+    made = table("recipe", "what it is", ">tasks", "network", "data")
     for row in rows:
         needed = Text(", ").join(
             Text(f"{name} ✓", GOOD) if there else Text(f"{name} missing", BAD) for name, there in row["data"].items()
         )
-        made.add_row(row["name"], row["about"], row["network"], needed or Text("comes with scikit-learn", QUIET))
+        about, tasks = row["about"].partition(": ")[2], str(row["tasks"] or "-")
+        made.add_row(row["name"], about, tasks, row["network"], needed or Text("comes with scikit-learn", QUIET))
     return made
 
 

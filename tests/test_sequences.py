@@ -180,6 +180,8 @@ def test_what_is_missing_is_said_with_where_to_get_it(tmp_path: Path) -> None:
     assert "LEAF" in celeba["by_hand"] and celeba["folder"] == str(tmp_path / "celeba")
     rows = {row["name"]: row for row in list_recipes(tmp_path)}
     assert rows["digits"]["ready"] and not rows["pmnist"]["ready"]
+    counts = {name: rows[name]["tasks"] for name in ("digits", "five_datasets", "mixed", "npmnist", "femnist2")}
+    assert counts == {"digits": 5, "five_datasets": 5, "mixed": 9, "npmnist": 200, "femnist2": 35}
     with pytest.raises(ConfigError, match="unknown data set 'nonsense'; known: mnist"):
         read_data_set("nonsense", tmp_path)
 

@@ -13,7 +13,7 @@ from typing import Any
 from etcl_deploy.data import npz
 from etcl_deploy.data.catalog import DATA_SETS
 from etcl_deploy.data.dataset import DataSet
-from etcl_deploy.data.sequences import data_of
+from etcl_deploy.data.sequences import count_of, data_of
 from etcl_deploy.data.source import Source
 from etcl_deploy.errors import ConfigError, DataError
 from etcl_deploy.settings import about_recipe, load_recipe, recipe_names
@@ -73,7 +73,7 @@ def list_recipes(root: Path | None) -> list[dict[str, Any]]:
         config = load_recipe(name)
         needed = {data: place_of(data, data_root(root)) is not None for data in data_of(config.sequence)}
         about = {"name": name, "about": about_recipe(name), "network": config.network.backbone}
-        rows.append({**about, "data": needed, "ready": all(needed.values())})
+        rows.append({**about, "tasks": count_of(config.sequence), "data": needed, "ready": all(needed.values())})
     return rows
 
 

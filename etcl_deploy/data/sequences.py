@@ -42,6 +42,11 @@ class Sequence(Section):
         """The names of the data sets it is made from."""
         raise NotImplementedError
 
+    @property
+    def count(self) -> int | None:
+        """How many tasks it has; None where the data decides."""
+        return getattr(self, "tasks", None)
+
     def make(self, find: Find) -> Iterator[Source]:
         """The tasks, one after another."""
         raise NotImplementedError
@@ -164,6 +169,11 @@ class Each(Sampled):
         """All of them."""
         return self.each
 
+    @property
+    def count(self) -> int:
+        """A task each."""
+        return len(self.each)
+
     def make(self, find: Find) -> Iterator[Source]:
         """In the order they are named."""
         for number, name in enumerate(self.each):
@@ -180,6 +190,12 @@ class Mix(Sequence):
     def data(self) -> tuple[str, ...]:
         """Those of all the sequences."""
         return tuple(dict.fromkeys(name for part in self.mix for name in part.data))
+
+    @property
+    def count(self) -> int | None:
+        """Those of all the sequences."""
+        counts = [part.count for part in self.mix]
+        return None if None in counts else sum(count or 0 for count in counts)
 
     def make(self, find: Find) -> Iterator[Source]:
         """Each task is named after its data set, too."""
@@ -222,6 +238,11 @@ def sequence_of(table: Any) -> Sequence:
 def data_of(sequence: Any) -> tuple[str, ...]:
     """The names of the data sets a sequence is made from."""
     return () if isinstance(sequence, str) else sequence_of(sequence).data
+
+
+def count_of(sequence: Any) -> int | None:
+    """How many tasks a sequence has; None where the data decides."""
+    return len(MADE_BY_CODE[sequence]()) if isinstance(sequence, str) else sequence_of(sequence).count
 
 
 def make_sequence(sequence: Any, find: Find, limit: int | None) -> list[Source]:
