@@ -23,7 +23,7 @@ from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn import tensors as parts
 from etcl_deploy.learn.events import Event, StepDone
 from etcl_deploy.learn.lesson import Snapshot
-from etcl_deploy.learn.methods import METHODS
+from etcl_deploy.learn.methods import METHODS, Assignment
 from etcl_deploy.learn.methods.dense import Ewc
 from etcl_deploy.learn.methods.hat import masks_of, unit_chains
 from etcl_deploy.learn.network import MaskedNetwork
@@ -227,7 +227,8 @@ def test_ewc_holds_on_to_what_matters() -> None:
     run = learn_sequence(network, tasks[:1], options("ewc"))
     before, memory = weights(network), run.knowledge["t0"].memory
     method = Ewc(network, options("ewc"))
-    method.begin(tasks[1], tasks[1].training, run.knowledge, torch.Generator(), lambda event: None)
+    items = tasks[1].training
+    method.begin(Assignment(tasks[1], items, items, run.knowledge, torch.Generator(), lambda event: None))
     network.train()
     network(tasks[1].train_x[:4])
     found = method.penalty()

@@ -18,7 +18,7 @@ from etcl_deploy.learn.augment import moved
 from etcl_deploy.learn.events import EpochDone, Report, StepDone, TaskDone, TaskStarted, Warned
 from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.lesson import Lesson, Snapshot, seeded
-from etcl_deploy.learn.methods import METHODS, Method
+from etcl_deploy.learn.methods import METHODS, Assignment, Method
 from etcl_deploy.learn.metrics import Row
 from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork
 from etcl_deploy.learn.run import Run
@@ -74,7 +74,8 @@ def learn_task(
     )
     for warning in _warnings(network, training, validation, options):
         report(Warned(task.name, warning))
-    lesson = method.begin(task, training, past, generator, report)
+    given = Assignment(task, training, validation, past, generator, report)
+    lesson = method.begin(given)
     network.train()
     if snapshot:
         lesson.restore(snapshot)
@@ -82,7 +83,7 @@ def learn_task(
         method.first_step(lesson, training)
     _learn(lesson, method, training, validation, report)
     _check_finite(network, training, options, task)
-    return method.finish(task, training, validation, past, generator)
+    return method.finish(given)
 
 
 def _learn(lesson: Lesson, method: Method, training: Items, validation: Items, report: Report) -> None:

@@ -6,17 +6,14 @@ to earlier tasks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.lesson import Lesson
-from etcl_deploy.learn.methods.method import Method
-from etcl_deploy.learn.task import Items, Task
+from etcl_deploy.learn.methods.method import Assignment, Method
+from etcl_deploy.learn.task import Items
 
 
 class Naive(Method):
@@ -28,24 +25,15 @@ class One(Method):
 
     forgets = False
 
-    def begin(
-        self, task: Task, training: Items, past: Mapping[str, Knowledge], generator: torch.Generator, report: Report
-    ) -> Lesson:
+    def begin(self, given: Assignment) -> Lesson:
         """Nothing of any earlier task is left."""
-        self.network.begin(task.name, task.classes, generator, fresh_weights=True)
-        return self.lesson(task)
+        self.network.begin(given.task.name, given.task.classes, given.generator, fresh_weights=True)
+        return self.lesson(given.task)
 
-    def finish(
-        self,
-        task: Task,
-        training: Items,
-        validation: Items,
-        past: Mapping[str, Knowledge],
-        generator: torch.Generator,
-    ) -> Knowledge:
+    def finish(self, given: Assignment) -> Knowledge:
         """The task keeps its weights to itself."""
-        self.settle(training, claims={}, alone=True)
-        return Knowledge(self.network.finished[task.name].head)
+        self.settle(given.training, claims={}, alone=True)
+        return Knowledge(self.network.finished[given.task.name].head)
 
 
 class Ewc(Method):
@@ -55,12 +43,10 @@ class Ewc(Method):
     weight are remembered, not two a task: the importance `sum F_t`, and the centre, the mean of `w_t` weighted by it.
     """
 
-    def begin(
-        self, task: Task, training: Items, past: Mapping[str, Knowledge], generator: torch.Generator, report: Report
-    ) -> Lesson:
+    def begin(self, given: Assignment) -> Lesson:
         """Remember what the last task left."""
-        self._memory = list(past.values())[-1].memory if past else {}
-        return super().begin(task, training, past, generator, report)
+        self._memory = given.memory
+        return super().begin(given)
 
     def penalty(self) -> Tensor | None:
         """The parabola, up to a constant."""
@@ -72,26 +58,19 @@ class Ewc(Method):
         ]
         return self.options.others.ewc_strength / 2 * torch.stack(parts).sum()
 
-    def finish(
-        self,
-        task: Task,
-        training: Items,
-        validation: Items,
-        past: Mapping[str, Knowledge],
-        generator: torch.Generator,
-    ) -> Knowledge:
+    def finish(self, given: Assignment) -> Knowledge:
         """Add what matters to this task to what is remembered."""
-        self.settle(training, claims={})
-        chosen = torch.randperm(len(training), generator=generator)[: self.options.others.ewc_items]
+        self.settle(given.training, claims={})
+        chosen = torch.randperm(len(given.training), generator=given.generator)[: self.options.others.ewc_items]
         memory: dict[str, Tensor] = {}
-        for step, importance in self._importance(training[chosen]).items():
+        for step, importance in self._importance(given.training[chosen]).items():
             weight = self.network.masked_layers[step].weight.detach()
             before = self._memory.get(f"{step}/importance", torch.zeros_like(weight))
             centre = self._memory.get(f"{step}/centre", weight)
             total = before + importance
             share = torch.where(total > 0, importance / total.clamp_min(torch.finfo(total.dtype).tiny), 0)
             memory[f"{step}/importance"], memory[f"{step}/centre"] = total, torch.lerp(centre, weight, share)
-        return Knowledge(self.network.finished[task.name].head, memory)
+        return Knowledge(self.network.finished[given.task.name].head, memory)
 
     def _importance(self, items: Items) -> dict[str, Tensor]:
         """The mean over items of the squared gradient of each one's loss, by step."""

@@ -6,7 +6,7 @@ remains of it without transfer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from etcl_deploy.config import Learning
 from etcl_deploy.learn.backward import improve_heads, pull, pull_target
-from etcl_deploy.learn.events import Compared, Report
+from etcl_deploy.learn.events import Compared
 from etcl_deploy.learn.forward import align, guide
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge, most_similar_first
 from etcl_deploy.learn.lesson import FULL, Lesson, Shares
-from etcl_deploy.learn.methods.method import Method
+from etcl_deploy.learn.methods.method import Assignment, Method
 from etcl_deploy.learn.network import MaskedNetwork, TaskState
 from etcl_deploy.learn.portrait import Comparer, Portrait, describe_inputs, sample
 from etcl_deploy.learn.similarity import Comparison
@@ -41,21 +41,26 @@ class Etcl(Method):
         self._kin: Sequence[TaskState] = ()
         self._target: Tensor | None = None
 
-    def begin(
-        self, task: Task, training: Items, past: Mapping[str, Knowledge], generator: torch.Generator, report: Report
-    ) -> Lesson:
+    def begin(self, given: Assignment) -> Lesson:
         """Find the similar tasks (Eq. SDM), and start from one of them (Eq. G-Align)."""
         network, transfer = self.network, self.options.transfer
-        self._items = sample(training.images, self.options.similarity, generator)
-        portraits = {name: Portrait.of(known.memory) for name, known in past.items()}
+        self._items = sample(given.training.images, self.options.similarity, given.generator)
+        portraits = {name: Portrait.of(known.memory) for name, known in given.past.items()}
         self._comparisons = self.comparer.compare(self._items, portraits)
-        report(Compared(task.name, self._comparisons))
+        given.report(Compared(given.task.name, self._comparisons))
         self._similar = [network.finished[name] for name in most_similar_first(self._comparisons)]
-        self._kin = [state for state in self._similar if state.classes == task.classes]  # whose heads mean the same
+        # Heads mean the same where classes do.
+        self._kin = [state for state in self._similar if state.classes == given.task.classes]
         self._target = pull_target(self._kin) if transfer.backward != "off" else None
         warm = self._model() if transfer.alignment == "warm_start" else None
-        network.begin(task.name, task.classes, generator, fresh_scores=self.options.scores == "fresh", start=warm)
-        return self.lesson(task, self._shares(warm, task))
+        network.begin(
+            given.task.name,
+            given.task.classes,
+            given.generator,
+            fresh_scores=self.options.scores == "fresh",
+            start=warm,
+        )
+        return self.lesson(given.task, self._shares(warm, given.task))
 
     def first_step(self, lesson: Lesson, training: Items) -> None:
         """Forward transfer as in the paper: one step along the score gradients through both masks."""
@@ -77,25 +82,29 @@ class Etcl(Method):
         if self.options.transfer.alignment == "every_step":
             guide(self.network, images, labels, self._similar)
 
-    def finish(
-        self,
-        task: Task,
-        training: Items,
-        validation: Items,
-        past: Mapping[str, Knowledge],
-        generator: torch.Generator,
-    ) -> Knowledge:
+    def finish(self, given: Assignment) -> Knowledge:
         """Fix the mask, claim its weights, improve the heads of similar tasks, take the task's portrait."""
         network, transfer = self.network, self.options.transfer
-        self.settle(training)
+        self.settle(given.training)
         changes: tuple[HeadChange, ...] = ()
         if transfer.backward != "off":
-            changes = improve_heads(network, task.name, self._kin, training, validation, past, transfer, generator)
-        features = network.embed(training.images, task.name)
-        inputs = describe_inputs(features, training.labels.to(network.device), len(task.classes), transfer.head_energy)
-        signatures = self.comparer.original(self._items), self.comparer.learned(self._items, task.name)
+            changes = improve_heads(
+                network,
+                given.task.name,
+                self._kin,
+                given.training,
+                given.validation,
+                given.past,
+                transfer,
+                given.generator,
+            )
+        features = network.embed(given.training.images, given.task.name)
+        inputs = describe_inputs(
+            features, given.training.labels.to(network.device), len(given.task.classes), transfer.head_energy
+        )
+        signatures = self.comparer.original(self._items), self.comparer.learned(self._items, given.task.name)
         portrait = Portrait(*signatures, inputs)
-        return Knowledge(network.finished[task.name].head, portrait.tensors(), self._comparisons, changes)
+        return Knowledge(network.finished[given.task.name].head, portrait.tensors(), self._comparisons, changes)
 
     def _shares(self, start: TaskState | None, task: Task) -> Shares:
         """At a lower rate it learns what it is given: the backbone, and the head where classes are equal."""

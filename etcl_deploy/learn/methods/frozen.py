@@ -7,7 +7,6 @@ largest scores here, where the paper keeps those above a threshold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -16,12 +15,9 @@ from safetensors.torch import load_file
 
 from etcl_deploy.config import Learning
 from etcl_deploy.errors import ConfigError
-from etcl_deploy.learn.events import Report
-from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.lesson import Lesson
-from etcl_deploy.learn.methods.method import Method
+from etcl_deploy.learn.methods.method import Assignment, Method
 from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.task import Items, Task
 
 
 class Supsup(Method):
@@ -32,12 +28,10 @@ class Supsup(Method):
     learns_weights = False
     learns_scores = True
 
-    def begin(
-        self, task: Task, training: Items, past: Mapping[str, Knowledge], generator: torch.Generator, report: Report
-    ) -> Lesson:
+    def begin(self, given: Assignment) -> Lesson:
         """Every task starts with scores of its own."""
-        self.network.begin(task.name, task.classes, generator, fresh_scores=True)
-        return self.lesson(task)
+        self.network.begin(given.task.name, given.task.classes, given.generator, fresh_scores=True)
+        return self.lesson(given.task)
 
 
 class Piggyback(Supsup):
@@ -48,15 +42,13 @@ class Piggyback(Supsup):
         if options.others.weights and not network.finished:
             _read_weights(network, Path(options.others.weights))
 
-    def begin(
-        self, task: Task, training: Items, past: Mapping[str, Knowledge], generator: torch.Generator, report: Report
-    ) -> Lesson:
+    def begin(self, given: Assignment) -> Lesson:
         """The first task learns the weights, all of them, unless they come from a file; the others a mask."""
-        founding = not past and not self.options.others.weights
+        founding = not given.past and not self.options.others.weights
         self.learns_weights, self.learns_scores = founding, not founding
         for layer in self.network.masked_layers.values():
             layer.density = 1.0 if founding else self.network.density
-        return super().begin(task, training, past, generator, report)
+        return super().begin(given)
 
 
 def _read_weights(network: MaskedNetwork, path: Path) -> None:

@@ -6,19 +6,15 @@ orthogonally to it, so that what the layers answer to those inputs stays as it w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.learn.lesson import Lesson
-from etcl_deploy.learn.methods.method import Method
+from etcl_deploy.learn.methods.method import Assignment, Method
 from etcl_deploy.learn.projection import extended, outside
-from etcl_deploy.learn.task import Items, Task
 from etcl_deploy.operations import both
 from etcl_deploy.plan import Step
 
@@ -28,14 +24,12 @@ MOST = 20_000  # vectors of a layer's inputs the space is taken from: patches of
 class Gpm(Method):
     """Fine-tuning outside the remembered spaces. Not the gradient is projected but each step: the optimizer is free."""
 
-    def begin(
-        self, task: Task, training: Items, past: Mapping[str, Knowledge], generator: torch.Generator, report: Report
-    ) -> Lesson:
+    def begin(self, given: Assignment) -> Lesson:
         """Remember the spaces of all earlier tasks."""
-        self._spaces = list(past.values())[-1].memory if past else {}
+        self._spaces = given.memory
         layers = self.network.masked_layers
         self._before = {step: torch.empty_like(layers[step].weight) for step in self._spaces}
-        return super().begin(task, training, past, generator, report)
+        return super().begin(given)
 
     @torch.no_grad()
     def look(self, share: float) -> None:
@@ -51,21 +45,14 @@ class Gpm(Method):
             moved = (weight - before).view(len(weight), -1)
             weight.copy_(before + outside(moved, space).view_as(weight))
 
-    def finish(
-        self,
-        task: Task,
-        training: Items,
-        validation: Items,
-        past: Mapping[str, Knowledge],
-        generator: torch.Generator,
-    ) -> Knowledge:
+    def finish(self, given: Assignment) -> Knowledge:
         """Add the inputs of every layer to its space."""
-        self.settle(training, claims={})
-        chosen = torch.randperm(len(training), generator=generator)[: self.options.others.gpm_items]
-        inputs = self._inputs(training.images[chosen], generator)
+        self.settle(given.training, claims={})
+        chosen = torch.randperm(len(given.training), generator=given.generator)[: self.options.others.gpm_items]
+        inputs = self._inputs(given.training.images[chosen], given.generator)
         energy = self.options.others.gpm_energy
         spaces = {step: extended(self._spaces.get(step), seen, energy) for step, seen in inputs.items()}
-        return Knowledge(self.network.finished[task.name].head, spaces)
+        return Knowledge(self.network.finished[given.task.name].head, spaces)
 
     @torch.no_grad()
     def _inputs(self, images: Tensor, generator: torch.Generator) -> dict[str, Tensor]:

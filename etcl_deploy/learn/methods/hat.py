@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.config import Learning
-from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.lesson import Lesson
-from etcl_deploy.learn.methods.method import Method
+from etcl_deploy.learn.methods.method import Assignment, Method
 from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.task import Items, Task
 from etcl_deploy.plan import INPUT, Plan, Step
 
 LIMIT = 6.0  # of an embedding: beyond it the gate has no gradient to speak of
@@ -40,20 +38,19 @@ class Hat(Method):
         self._chains = unit_chains(network.plan)
         self._ends = {step: chain[-1] for step, chain in self._chains.items()}
 
-    def begin(
-        self, task: Task, training: Items, past: Mapping[str, Knowledge], generator: torch.Generator, report: Report
-    ) -> Lesson:
+    def begin(self, given: Assignment) -> Lesson:
         """Draw the embeddings `e` of the task's gates."""
         device = self.network.device
         sizes = {step: len(self.network.masked_layers[step].weight) for step in self._ends}
         self._used = {step: torch.zeros(size, dtype=torch.bool, device=device) for step, size in sizes.items()}
-        self._used |= list(past.values())[-1].memory if past else {}
+        self._used |= given.memory
         self._embeddings = {
-            step: torch.randn(size, generator=generator).to(device).requires_grad_() for step, size in sizes.items()
+            step: torch.randn(size, generator=given.generator).to(device).requires_grad_()
+            for step, size in sizes.items()
         }
-        self.network.begin(task.name, task.classes, generator)
+        self.network.begin(given.task.name, given.task.classes, given.generator)
         self.look(1.0)
-        return self.lesson(task, extra=self._embeddings)
+        return self.lesson(given.task, extra=self._embeddings)
 
     def look(self, share: float) -> None:
         """Harden the gates as the epoch goes on."""
@@ -83,14 +80,7 @@ class Hat(Method):
         for e in self._embeddings.values():
             e.clamp_(-LIMIT, LIMIT)
 
-    def finish(
-        self,
-        task: Task,
-        training: Items,
-        validation: Items,
-        past: Mapping[str, Knowledge],
-        generator: torch.Generator,
-    ) -> Knowledge:
+    def finish(self, given: Assignment) -> Knowledge:
         """Turn the gates into masks; weights between units that any task uses are claimed."""
         network, plan = self.network, self.network.plan
         opened = {step: e.detach() > 0 for step, e in self._embeddings.items()}
@@ -101,8 +91,8 @@ class Hat(Method):
                 with torch.no_grad():
                     norm.gamma.mul_(opened[step])
                     norm.beta.mul_(opened[step])
-        self.settle(training, masks_of(plan, self._chains, opened), masks_of(plan, self._chains, used))
-        return Knowledge(network.finished[task.name].head, used)
+        self.settle(given.training, masks_of(plan, self._chains, opened), masks_of(plan, self._chains, used))
+        return Knowledge(network.finished[given.task.name].head, used)
 
 
 def unit_chains(plan: Plan) -> dict[str, tuple[str, ...]]:

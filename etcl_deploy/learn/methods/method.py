@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -16,11 +17,28 @@ from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork, Masks
 from etcl_deploy.learn.task import Items, Task
 
 
+@dataclass(frozen=True)
+class Assignment:
+    """A task to be learned, and what there is to go by."""
+
+    task: Task
+    training: Items
+    validation: Items
+    past: Mapping[str, Knowledge]  # of earlier tasks, in order
+    generator: torch.Generator
+    report: Report
+
+    @property
+    def memory(self) -> Mapping[str, Tensor]:
+        """What the task before this one left to be remembered; nothing of the first."""
+        return list(self.past.values())[-1].memory if self.past else {}
+
+
 class Method:
     """A way to learn tasks one after another over one backbone. As it stands: plain fine-tuning of a dense network.
 
     `begin` is called when a task begins, `finish` when it was learned, the others at every step in between; whatever a
-    method must know of earlier tasks it finds in `past`, where `finish` put it.
+    method must know of earlier tasks it finds in the assignment's `past`, where `finish` put it.
     """
 
     dense: ClassVar[bool] = True  # a task uses all weights while it is learned, not the share `density` of them
@@ -34,12 +52,10 @@ class Method:
         for layer in network.masked_layers.values():
             layer.density = 1.0 if self.dense else network.density
 
-    def begin(
-        self, task: Task, training: Items, past: Mapping[str, Knowledge], generator: torch.Generator, report: Report
-    ) -> Lesson:
+    def begin(self, given: Assignment) -> Lesson:
         """Begin a task: nothing is kept of what was learned before but the weights themselves."""
-        self.network.begin(task.name, task.classes, generator)
-        return self.lesson(task)
+        self.network.begin(given.task.name, given.task.classes, given.generator)
+        return self.lesson(given.task)
 
     def lesson(self, task: Task, shares: Shares = FULL, extra: Mapping[str, Tensor] | None = None) -> Lesson:
         """What the task at hand is learned with, at `shares` of the learning rate."""
@@ -65,17 +81,10 @@ class Method:
     def correct(self) -> None:
         """What is done after every step."""
 
-    def finish(
-        self,
-        task: Task,
-        training: Items,
-        validation: Items,
-        past: Mapping[str, Knowledge],
-        generator: torch.Generator,
-    ) -> Knowledge:
+    def finish(self, given: Assignment) -> Knowledge:
         """Fix the task for ever, and give what is to be known of it."""
-        self.settle(training, claims={})
-        return Knowledge(self.network.finished[task.name].head)
+        self.settle(given.training, claims={})
+        return Knowledge(self.network.finished[given.task.name].head)
 
     def settle(
         self, training: Items, masks: Masks | None = None, claims: Masks | None = None, *, alone: bool = False
