@@ -214,7 +214,7 @@ def test_gpm_moves_orthogonally_to_what_it_remembers(backbone: str, optimizer: s
         space = spaces[step]
         assert torch.allclose(space @ space.T, torch.eye(len(space)), atol=1e-4)
         change = (layer.weight.detach() - before[step]).view(len(layer.weight), -1)
-        assert float((change @ space.T).norm()) <= 1e-4 * max(float(layer.weight.norm()), 1.0)
+        assert float((change @ space.T).norm()) <= 1e-4 * max(float(layer.weight.detach().norm()), 1.0)
         moved += float(change.norm())
         grown = later.knowledge["t1"].memory[step]
         assert float((space - (space @ grown.T) @ grown).norm()) < 1e-3 * len(space)  # what was held still is
