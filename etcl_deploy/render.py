@@ -211,7 +211,16 @@ class TrainingProgress:
 
     def __call__(self, event: Event) -> None:
         """Show one event of the trainer."""
-        from etcl_deploy.learn.events import Compared, EpochDone, Resumed, StepDone, TaskDone, TaskStarted, Warned
+        from etcl_deploy.learn.events import (
+            Compared,
+            EpochDone,
+            Resumed,
+            SettingsChanged,
+            StepDone,
+            TaskDone,
+            TaskStarted,
+            Warned,
+        )
 
         if isinstance(event, TaskStarted):
             self.position = event.position
@@ -219,6 +228,8 @@ class TrainingProgress:
             self.bars.reset(self.epochs, description=event.task, visible=True, note="")
         elif isinstance(event, Resumed):
             self.note(f"going on with {event.task}, epoch {event.epoch}")
+        elif isinstance(event, SettingsChanged):
+            self.note("from here on " + ", ".join(f"{key} = {value}" for key, value in event.values.items()))
         elif isinstance(event, Warned):
             self.note(f"{event.task}: {event.message}")
         elif isinstance(event, Compared):
