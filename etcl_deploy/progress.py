@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from etcl_deploy.learn.events import Compared, EpochDone, Event, Resumed, StepDone, TaskDone, TaskStarted, Warned
+from etcl_deploy.learn.events import Compared, EpochDone, Event, Resumed, SettingsChanged, StepDone, TaskDone, TaskStarted, Warned
 from etcl_deploy.render import GOOD, QUIET, plain
 
 
@@ -55,6 +55,8 @@ class TrainingProgress:
             self.bars.reset(self.epochs, description=event.task, visible=True, note="")
         elif isinstance(event, Resumed):
             self.note(f"going on with {event.task}, epoch {event.epoch}")
+        elif isinstance(event, SettingsChanged):
+            self.note("from here on " + ", ".join(f"{key} = {value}" for key, value in event.values.items()))
         elif isinstance(event, Warned):
             self.note(f"{event.task}: {event.message}")
         elif isinstance(event, Compared):

@@ -78,6 +78,7 @@ def resume(
         if stored.config != old:
             changed = {key: value for key, value in values.items() if old.with_values({key: value}) != old}
             write_logs(directory)(SettingsChanged(changed))
+            report(SettingsChanged(changed))
         return _go_on(stored, tasks, directory, report, note), stored.config
 
 

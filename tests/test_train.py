@@ -19,7 +19,7 @@ from PIL import Image
 from etcl_deploy.config import Config
 from etcl_deploy.errors import ConfigError, DataError, RunError
 from etcl_deploy.learn.directory import load
-from etcl_deploy.learn.events import Event, Resumed
+from etcl_deploy.learn.events import Event, Resumed, SettingsChanged
 from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import add, resume, train
 
@@ -220,6 +220,7 @@ def test_settings_that_do_not_touch_the_task_under_way_do_not_cost_it(photos: Pa
     heard: list[Event] = []
     resume(run, "cpu", heard.append, values={"tasks": 2, "epochs": load(run).config.learning.epochs})
     assert any(isinstance(event, Resumed) and event.task == "b" for event in heard)
+    assert SettingsChanged({"tasks": 2}) in heard
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["values"] for event in events if event["event"] == "SettingsChanged"] == [{"tasks": 2}]
 

@@ -56,7 +56,7 @@ def improve_heads(
 ) -> tuple[HeadChange, ...]:
     """Train the head of every similar task on the new task's items; what was tried, and what came of it.
 
-    Without validation items there is nothing to check an update by; then none is tried that should be.
+    Without validation items there is nothing to check an update by, so none is tried where it has to be checked.
     """
     if not len(validation) and settings.backward != "unchecked":
         return ()
