@@ -4,7 +4,8 @@
     python benchmarks/choices.py --choices "model=most_similar"     one of them
 
 A tenth of every task's training items stands in for its test items, which are not looked at. Half the recipe's epochs.
-ONE, the separate dense networks that forward transfer is measured against, learns three tasks with all of them.
+ONE, the separate dense networks that forward transfer is measured against, learns three tasks with all of them; other
+methods five tasks with half.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from etcl_deploy.config import Config
 from etcl_deploy.learn.lesson import seeded
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence
-from etcl_deploy.origins import load_tasks
+from etcl_deploy.origins import find_tasks
 from etcl_deploy.settings import load_recipe, parse_settings
 
+RATES = ("", "+learning_rate=0.001", "+learning_rate=0.01")
 CHOICES = [
     "default",
     "model=most_similar",
@@ -47,8 +49,13 @@ CHOICES = [
     "one",
     "one+learning_rate=0.001",
     "one+learning_rate=0.01",
+    *(f"method={method}{rate}" for method in ("naive", "wsn", "supsup", "piggyback", "hat") for rate in RATES),
+    *(f"method=ewc+ewc_strength={strength}" for strength in (10, 100, 1000, 10000)),
+    *(f"method=gpm+gpm_energy={energy}" for energy in (0.9, 0.97, 0.99)),
+    *(f"method=hat+hat_{change}" for change in ("steepness=100", "thrift=0.1", "thrift=3")),
 ]
 EPOCHS = 15
+OTHERS: dict[str, object] = {"tasks": 5}  # a method other than ETCL is tried on so many
 ONE: dict[str, object] = {"density": 1.0, "similar": "none", "epochs": 30, "tasks": 3}
 
 
@@ -62,14 +69,15 @@ def config_of(name: str) -> Config:
     """The settings of a result named CHOICE-SEED."""
     choice, _, seed = name.rpartition("-")
     words = choice.split("+")
-    changed = (ONE if "one" in words else {}) | parse_settings([word for word in words if "=" in word])
+    kind = ONE if "one" in words else OTHERS if words[0].startswith("method=") else {}
+    changed = kind | parse_settings([word for word in words if "=" in word])
     return load_recipe("femnist1").with_values({"epochs": EPOCHS, "seed": int(seed)} | changed)
 
 
 def measure(config: Config) -> dict[str, Any]:
     """ACC and BWT on validation items, and what each task had when it was learned."""
     seed = config.learning.seed
-    tasks = [without_test(task, number, seed) for number, task in enumerate(load_tasks(config, None))]
+    tasks = [without_test(task, number, seed) for number, task in enumerate(find_tasks(config, None).tasks)]
     if config.network.density == 1:
         learned = [learn_sequence(build_network(config), [task], config.learning).matrix[0][0] for task in tasks]
         return {"acc": fmean(accuracy for accuracy in learned if accuracy is not None), "bwt": 0.0, "learned": learned}

@@ -24,7 +24,7 @@ from etcl_deploy.learn.events import Event, TaskDone, TaskStarted
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence
-from etcl_deploy.origins import load_tasks
+from etcl_deploy.origins import find_tasks
 from etcl_deploy.settings import load_recipe
 
 
@@ -48,7 +48,7 @@ def main(say: Callable[[str], None]) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     config = load_recipe("femnist1").with_values({"epochs": arguments.epochs})
-    tasks = load_tasks(config, None)[: arguments.similar + 1]
+    tasks = find_tasks(config, None).tasks[: arguments.similar + 1]
     # The tasks before it take the same time however well they were learned.
     before = learn_sequence(build_network(config), tasks[:-1], replace(config.learning, epochs=1))
     sides = [config.with_values({"similar": similar}).learning for similar in ("all", "none")]

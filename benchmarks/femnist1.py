@@ -24,7 +24,7 @@ from etcl_deploy.config import Config
 from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.metrics import forward_transfer
 from etcl_deploy.learn.trainer import learn_sequence
-from etcl_deploy.origins import load_tasks
+from etcl_deploy.origins import find_tasks
 from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import resume, train
 
@@ -52,7 +52,7 @@ def learn_once(variant: str, config: Config, work: Path) -> dict[str, Any]:
     """What one run gives; a run that was interrupted goes on."""
     if variant == "one":
         accuracies = []
-        for task in load_tasks(config, None):
+        for task in find_tasks(config, None).tasks:
             alone = learn_sequence(build_network(config), [task], config.learning)
             accuracies.append(alone.matrix[0][0])
         return {"accuracies": accuracies, "acc": fmean(a for a in accuracies if a is not None)}

@@ -23,13 +23,13 @@ from torch import Tensor
 from etcl_deploy.config import Transfer
 from etcl_deploy.learn.backward import improve_heads
 from etcl_deploy.learn.directory import load
-from etcl_deploy.learn.knowledge import describe_inputs
 from etcl_deploy.learn.lesson import seeded
 from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.portrait import Portrait, describe_inputs
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Items
 from etcl_deploy.learn.trainer import accuracy
-from etcl_deploy.origins import load_tasks
+from etcl_deploy.origins import find_tasks
 from etcl_deploy.settings import load_recipe
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -62,9 +62,8 @@ def replay(run: Run, parts: dict[str, tuple[Items, Items]], transfer: Transfer, 
         network.change_head(name, known.head)
         training, _ = parts[name]
         features, classes = network.embed(training.images, name), len(network.finished[name].classes)
-        knowledge[name] = replace(
-            known, inputs=describe_inputs(features, training.labels, classes, transfer.head_energy)
-        )
+        inputs = describe_inputs(features, training.labels, classes, transfer.head_energy)
+        knowledge[name] = replace(known, memory=replace(Portrait.of(known.memory), inputs=inputs).tensors())
     learned = [accuracy(network, parts[name][1], name) for name in run.tasks]
     for position, name in enumerate(run.tasks, start=1):
         similar = [network.finished[earlier] for earlier in knowledge[name].similar]
@@ -78,7 +77,7 @@ def measure(directory: Path) -> dict[str, Any]:
     options = stored.config.learning
     parts = {
         task.name: task.training.split(options.validation_share, seeded(options.seed, position, 0))
-        for position, task in enumerate(load_tasks(stored.config, None), start=1)
+        for position, task in enumerate(find_tasks(stored.config, None).tasks, start=1)
     }
     remember_features(stored.run.network)
     found: dict[str, float] = {}

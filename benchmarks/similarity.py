@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,15 @@ from typing import Any
 import numpy as np
 import torch
 from record import measure_once, measured, write_result
-from torch import Tensor
 
 from etcl_deploy.build import build_network
 from etcl_deploy.config import Config, Similarity
-from etcl_deploy.data.arrays import data_root, prepare_all, read_arrays
-from etcl_deploy.data.femnist import femnist1
-from etcl_deploy.data.mnist import permuted
-from etcl_deploy.learn.knowledge import Comparer, sample
+from etcl_deploy.data.inventory import data_root, read_data_set
+from etcl_deploy.data.sequences import make_sequence, permuted
+from etcl_deploy.data.source import Part, Source
 from etcl_deploy.learn.lesson import seeded
 from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.portrait import Comparer, sample
 from etcl_deploy.learn.similarity import DISTANCES, RULES
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence
@@ -43,20 +43,17 @@ SEQUENCES = ["all", "none", "none_back", "permuted", "mixed"]
 Pair = tuple[str, str]  # an earlier task and a later one
 
 
-def part_of(name: str, root: Path, part: int) -> tuple[Tensor, Tensor]:
-    """A random part of a data set, in grey, 28x28; parts do not overlap."""
-    arrays = read_arrays(root / f"{name}.npz", ("train_x", "train_y"))
-    order = np.random.default_rng(0).permutation(len(arrays["train_y"]))[part * 800 : (part + 1) * 800]
-    images = arrays["train_x"][order]
-    if images.ndim == 4:
-        images = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
-    return prepare_all(images, PREPROCESSING), torch.from_numpy(arrays["train_y"][order]).long()
+def part_of(name: str, root: Path, part: int) -> Part:
+    """A random part of a data set's training items; parts do not overlap."""
+    train = read_data_set(name, root).source.train
+    return train.take(np.random.default_rng(0).permutation(len(train))[part * 800 : (part + 1) * 800])
 
 
-def task(name: str, images: Tensor, labels: Tensor) -> Task:
-    """A task of ten classes."""
+def task(name: str, part: Part) -> Task:
+    """A task of ten classes, in grey, 28x28."""
     classes = tuple(str(number) for number in range(10))
-    return Task(name, classes, images[:ITEMS], labels[:ITEMS], images[ITEMS:], labels[ITEMS:])
+    train, test = part.take(np.arange(ITEMS)), part.take(np.arange(ITEMS, len(part)))
+    return Source(name, classes, train, test).prepared(PREPROCESSING)
 
 
 def sequences(root: Path, seed: int) -> dict[str, list[Task]]:
@@ -64,26 +61,23 @@ def sequences(root: Path, seed: int) -> dict[str, list[Task]]:
 
     Seeds 0 and 1 have no item in common but for F-EMNIST-1, which has ten tasks only: each seed begins with another.
     """
-    characters = [Task(f"femnist-{n}", *vars_of(t)) for n, t in enumerate(femnist1(PREPROCESSING, root))]
+    samples = make_sequence({"owners": "femnist1"}, lambda name: read_data_set(name, root).source, None)
+    characters = [replace(source.prepared(PREPROCESSING), name=f"femnist-{n}") for n, source in enumerate(samples)]
     characters = characters[3 * seed :] + characters[: 3 * seed]
     first = 3 * seed  # part of every data set
     digits = part_of("mnist", root, first)
     shuffles = [torch.randperm(784, generator=torch.Generator().manual_seed(4 * seed + n)) for n in range(4)]
     permutations = [
-        task(f"permutation{n}-0", permuted(digits[0], order), digits[1]) for n, order in enumerate(shuffles)
+        task(f"permutation{n}-0", replace(digits, images=permuted(digits, order.numpy())))
+        for n, order in enumerate(shuffles)
     ]
     names = ("mnist", "fashion_mnist", "notmnist", "svhn", "cifar10")
-    others = [task(f"{name}-0", *part_of(name, root, first)) for name in names] + characters[:1]
-    clothes = [task(f"fashion_mnist-{n}", *part_of("fashion_mnist", root, first + n)) for n in range(3)]
-    letters = [task(f"notmnist-{n}", *part_of("notmnist", root, first + n)) for n in range(2)]
+    others = [task(f"{name}-0", part_of(name, root, first)) for name in names] + characters[:1]
+    clothes = [task(f"fashion_mnist-{n}", part_of("fashion_mnist", root, first + n)) for n in range(3)]
+    letters = [task(f"notmnist-{n}", part_of("notmnist", root, first + n)) for n in range(2)]
     mixed = [*characters[5:8], *clothes, *letters, permutations[0]]
     random.Random(seed).shuffle(mixed)
     return {"all": characters[:5], "none": others, "none_back": others[::-1], "permuted": permutations, "mixed": mixed}
-
-
-def vars_of(known: Task) -> tuple:
-    """Everything of a task but its name."""
-    return known.classes, known.train_x, known.train_y, known.test_x, known.test_y
 
 
 def distances(network: MaskedNetwork, tasks: list[Task], config: Config, name: str) -> dict[Pair, tuple[float, float]]:

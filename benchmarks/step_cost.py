@@ -21,8 +21,9 @@ from torch.nn import functional as F
 
 from etcl_deploy.build import build_network
 from etcl_deploy.config import Config, Learning
-from etcl_deploy.learn.lesson import Lesson
+from etcl_deploy.learn.methods.etcl import Etcl
 from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.task import Task
 from etcl_deploy.operations import weigh
 from etcl_deploy.plan import Step
 
@@ -63,7 +64,9 @@ def sides(case: str, count: int) -> tuple[Callable[[], None], Callable[[], None]
     for layer in network.masked_layers.values():
         layer.claimed = torch.rand(layer.claimed.shape, generator=generator) < 1 / 3
     network.begin("task", classes, generator)
-    lesson, dense = Lesson(network, "task", Learning(learning_rate=0.001), 1), Dense(network, len(classes))
+    nothing = torch.empty(0)
+    task = Task("task", classes, nothing, nothing, nothing, nothing)
+    lesson, dense = Etcl(network, Learning(learning_rate=0.001)).lesson(task), Dense(network, len(classes))
     optimizer = torch.optim.Adam(dense.parameters(), lr=0.001, fused=True)
     network.train()
     dense.train()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from etcl_deploy.commands import artifacts, learning, serving
+from etcl_deploy.commands import artifacts, experiments, learning, serving
 from etcl_deploy.commands.console import err
 from etcl_deploy.errors import EtclError
 from etcl_deploy.render import plain
@@ -22,9 +22,12 @@ app = typer.Typer(
 )
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": learning.demo,
+    "recipes": experiments.recipes,
     "train": learning.train,
     "add": learning.add,
     "eval": learning.evaluate,
+    "compare": experiments.compare,
+    "report": experiments.report,
     "bundle": artifacts.bundle,
     "inspect": artifacts.inspect,
     "verify": artifacts.verify,
@@ -36,6 +39,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 for name, command in COMMANDS.items():
     app.command(name=name)(command)
+app.add_typer(experiments.data, name="data")
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ from etcl_deploy.errors import ConfigError
 LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tasks": (lambda v: v >= 1, "at least 1"),
     "checkpoint_seconds": (lambda v: 0 <= v < inf, "0 or more"),
+    "items": (lambda v: v >= 2, "at least 2"),
+    "test_items": (lambda v: v >= 1, "at least 1"),
     "size": (lambda v: 1 <= v <= 2048, "1 to 2048"),
     "channels": (lambda v: v in (1, 3), "1 or 3"),
     "mean": (lambda v: -1000 <= v <= 1000, "-1000 to 1000"),
@@ -40,6 +42,12 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "sample_share": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "sample_items": (lambda v: v >= 2, "at least 2"),
     "warm_rate": (lambda v: 0 < v <= 1, "above 0, at most 1"),
+    "ewc_strength": (lambda v: 0 <= v < inf, "0 or more"),
+    "ewc_items": (lambda v: v >= 1, "at least 1"),
+    "gpm_energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
+    "gpm_items": (lambda v: v >= 2, "at least 2"),
+    "hat_steepness": (lambda v: 1 <= v < inf, "at least 1"),
+    "hat_thrift": (lambda v: 0 <= v < inf, "0 or more"),
     "pull": (lambda v: 0 <= v < inf, "0 or more"),
     "head_energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "head_epochs": (lambda v: v >= 1, "at least 1"),
@@ -67,7 +75,7 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         if value not in get_args(hint):
             raise ConfigError(f"{key} must be one of {', '.join(get_args(hint))}, not {value!r}")
         return value
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kinds = tuple(get_origin(k) or k for k in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))
     if float in kinds and type(value) is int:
         return float(value)
     if type(value) not in kinds:
@@ -138,9 +146,23 @@ class Transfer(Section):
 
 
 @dataclass(frozen=True)
+class Others(Section):
+    """What methods other than ETCL are told."""
+
+    ewc_strength: float = 100.0  # lambda of EWC: weight of its penalty
+    ewc_items: int = 200  # items the importance of weights is estimated from
+    gpm_energy: float = 0.97  # share of a layer's input energy that GPM's protected space holds
+    gpm_items: int = 125  # items that space is taken from
+    hat_steepness: float = 400.0  # s_max of HAT: how close to 0 or 1 its gates are at the end of an epoch
+    hat_thrift: float = 0.75  # c of HAT: weight of the penalty on units no task has used yet
+    weights: str | None = None  # a file to take piggyback's backbone from; None: it is learned with the first task
+
+
+@dataclass(frozen=True)
 class Learning(Section):
     """How one task is learned."""
 
+    method: Literal["etcl", "wsn", "supsup", "piggyback", "hat", "gpm", "ewc", "naive", "one"] = "etcl"
     epochs: int = 20
     batch_size: int = 32
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -160,6 +182,7 @@ class Learning(Section):
     seed: int = 0
     similarity: Similarity = field(default_factory=Similarity)
     transfer: Transfer = field(default_factory=Transfer)
+    others: Others = field(default_factory=Others)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,10 +192,10 @@ class Learning(Section):
 
 @dataclass(frozen=True)
 class Config(Section):
-    """One experiment. `sequence` names where the tasks come from; `recipe` is the file it was read from."""
+    """One experiment. `sequence` says where the tasks come from; `recipe` is the file it was read from."""
 
     recipe: str | None = None
-    sequence: str | None = None
+    sequence: str | dict[str, Any] | None = None  # the tasks: see data/sequences.py
     tasks: int | None = None  # only the first so many
     checkpoint_seconds: float = 30.0  # what a crash costs at most: the state is written this often
     images: Images = field(default_factory=Images)

@@ -26,7 +26,7 @@ from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import predict
-from etcl_deploy.origins import load_tasks
+from etcl_deploy.origins import find_tasks
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server, serving
@@ -80,7 +80,7 @@ def run_demo(workdir: Path, report: Report, stage: Callable[[str], None]) -> Dem
     started = time.monotonic()
     with _stopping_on_signals():
         config = load_recipe("digits")
-        tasks = load_tasks(config, None)
+        tasks = find_tasks(config, None).tasks
         run = train(config, None, workdir / "run", "auto", report)
         stage("bundling")
         path = workdir / f"{MODEL}.etcl"

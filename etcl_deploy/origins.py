@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from etcl_deploy.build import preprocessing_of
 from etcl_deploy.config import Config
-from etcl_deploy.data.arrays import data_root
-from etcl_deploy.data.folders import load_folder
-from etcl_deploy.data.sequences import load_sequence
+from etcl_deploy.data.inventory import data_root, read_data_set
+from etcl_deploy.data.own import read_own
+from etcl_deploy.data.sequences import make_sequence
+from etcl_deploy.data.source import Source
 from etcl_deploy.errors import DataError
 from etcl_deploy.learn.directory import Origin, Stored
 from etcl_deploy.learn.task import Task
@@ -20,22 +22,41 @@ from etcl_deploy.learn.task import Task
 Note = Callable[[str], None]
 
 
-def load_tasks(
-    config: Config, data: Path | None, note: Note = lambda text: None, root: Path | None = None
-) -> list[Task]:
-    """The tasks of a folder, or of the config's sequence."""
+@dataclass(frozen=True)
+class Found:
+    """Tasks, where only a part of a data set was at hand, and what else the user should know; both in words."""
+
+    tasks: list[Task]
+    partial: list[str]
+    notes: list[str]
+
+
+def find_tasks(config: Config, data: Path | None, root: Path | None = None) -> Found:
+    """The tasks of a folder or file, or of the config's sequence."""
     preprocessing = preprocessing_of(config)
-    if data is None:
-        return load_sequence(config.sequence, preprocessing, data_root(root), config.tasks)
-    found = load_folder(data, preprocessing, config.images.test_share, config.learning.seed, config.tasks)
-    if found.ignored:
-        note(f"left out {len(found.ignored)} files that are not images, first {found.ignored[0]}")
-    return list(found.tasks)
+    if data is not None:
+        own = read_own(data, config.images.test_share, config.learning.seed, config.tasks)
+        ignored = (
+            [f"left out {len(own.ignored)} files that are not images, first {own.ignored[0]}"] if own.ignored else []
+        )
+        return Found([source.prepared(preprocessing) for source in own.tasks], [], ignored)
+    partial: list[str] = []
+
+    @cache
+    def find(name: str) -> Source:
+        there = read_data_set(name, data_root(root))
+        if there.missing:
+            partial.append(there.missing)
+        return there.source
+
+    sources = make_sequence(config.sequence, find, config.tasks)
+    return Found([source.prepared(preprocessing) for source in sources], partial, [])
 
 
-def origin_of(tasks: Sequence[Task], data: Path | None) -> Origin:
+def origin_of(found: Found, data: Path | None) -> Origin:
     """What a run remembers of where tasks came from."""
-    return Origin(str(data.absolute()) if data else None, [(task.name, digest(task)) for task in tasks])
+    known = [(task.name, digest(task)) for task in found.tasks]
+    return Origin(str(data.absolute()) if data else None, known, found.partial)
 
 
 def tasks_of(stored: Stored, note: Note, root: Path | None) -> list[Task]:
@@ -45,7 +66,7 @@ def tasks_of(stored: Stored, note: Note, root: Path | None) -> list[Task]:
         folder = Path(origin.folder) if origin.folder else None
         limit = stored.config.tasks if number == 0 else None  # what was added later was added whole
         try:
-            there = {task.name: task for task in load_tasks(replace(stored.config, tasks=limit), folder, root=root)}
+            there = {task.name: task for task in find_tasks(replace(stored.config, tasks=limit), folder, root).tasks}
         except DataError as error:
             if any(name in stored.waiting for name, _ in origin.tasks):
                 raise

@@ -1,30 +1,18 @@
-"""What a person sees: results as rich tables, training as progress bars. Nothing here prints."""
+"""What a person sees: results as rich tables. Nothing here prints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from etcl_deploy.compare import Figure, Row
     from etcl_deploy.demo import DemoResult
     from etcl_deploy.doctor import Check
-    from etcl_deploy.learn.events import Event
 
 GOOD, BAD, QUIET = "green", "red", "dim"
 
@@ -88,6 +76,7 @@ def run_report(summary: Mapping[str, Any]) -> RenderableType:
     line = facts(
         ACC="-" if summary["acc"] is None else f"{summary['acc']:.2f} %",
         BWT="-" if summary["bwt"] is None else f"{summary['bwt']:+.4f}",
+        **({} if summary["fwt"] is None else {"FWT": f"{summary['fwt']:+.4f}"}),
         claimed=f"{summary['claimed']:.0%} of the backbone",
         time=f"{summary['seconds']:.0f} s",
     )
@@ -100,6 +89,54 @@ def run_report(summary: Mapping[str, Any]) -> RenderableType:
                 style="yellow",
             )
         )
+    return Group(*parts)
+
+
+def compare_report(rows: Sequence[Row]) -> RenderableType:
+    """A line a method: mean and deviation over the seeds."""
+    made = table("method", ">seeds", ">ACC", ">FWT", ">BWT", ">time", ">size")
+    for row in rows:
+        cells = (
+            figure(row.acc, lambda value: f"{value:.2f}"),
+            figure(row.fwt, lambda value: f"{value:+.3f}", lambda value: f"{value:.3f}"),
+            figure(row.bwt, lambda value: f"{value:+.3f}", lambda value: f"{value:.3f}"),
+            figure(row.seconds, lambda value: f"{value:.0f} s"),
+            "-" if row.bytes.mean is None else size(row.bytes.mean),
+        )
+        made.add_row(row.method, str(len(row.seeds)), *cells)
+    return made
+
+
+def figure(value: Figure, shown: Callable[[float], str], spread: Callable[[float], str] | None = None) -> str:
+    """A mean with its deviation, if there is one; "-" for what is not known."""
+    if value.mean is None:
+        return "-"
+    return shown(value.mean) + (f" ± {(spread or shown)(value.deviation)}" if value.deviation is not None else "")
+
+
+def recipes_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A line a recipe; of its data, what is there and what is not."""
+    made = table("recipe", "what it is", ">tasks", "network", "data")
+    for row in rows:
+        needed = Text(", ").join(
+            Text(f"{name} ✓", GOOD) if there else Text(f"{name} missing", BAD) for name, there in row["data"].items()
+        )
+        about, tasks = row["about"].partition(": ")[2], str(row["tasks"] or "-")
+        made.add_row(row["name"], about, tasks, row["network"], needed or Text("comes with scikit-learn", QUIET))
+    return made
+
+
+def data_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Of every data set where it is, or how to get it."""
+    parts: list[RenderableType] = []
+    for row in rows:
+        if row["place"]:
+            parts.append(Text.assemble(("✓ ", GOOD), plain(f"{row['title']}: {row['place']}")))
+            continue
+        parts.append(Text.assemble(("✗ ", BAD), plain(f"{row['title']} is missing: {', '.join(row['missing'])}")))
+        parts.append(plain(f"  from {row['home']} ({row['terms']})", QUIET))
+        how = f"etcl data fetch downloads {size(row['download'])} to it" if row["download"] else row["by_hand"]
+        parts.append(plain(f"  belongs in {row['folder']}; {how}"))
     return Group(*parts)
 
 
@@ -184,78 +221,3 @@ def doctor_report(checks: Sequence[Check]) -> RenderableType:
         sign = Text("✓", GOOD) if check.ok else Text("✗" if check.needed else "-", BAD if check.needed else QUIET)
         made.add_row(sign, check.name, check.found, check.hint)
     return made
-
-
-class TrainingProgress:
-    """Two bars on a console: tasks of the sequence, epochs of the task at hand."""
-
-    def __init__(self, console: Console) -> None:
-        self.bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}", style=QUIET, markup=False),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,  # bars are for eyes; a log gets the lines below
-        )
-        self.console = console
-        self.position = 0
-        self.similar = ""
-        self.sequence = self.bars.add_task("tasks", total=None, note="", visible=False)
-        self.epochs = self.bars.add_task("", total=None, note="", visible=False)
-
-    def __call__(self, event: Event) -> None:
-        """Show one event of the trainer."""
-        from etcl_deploy.learn.events import (
-            Compared,
-            EpochDone,
-            Resumed,
-            SettingsChanged,
-            StepDone,
-            TaskDone,
-            TaskStarted,
-            Warned,
-        )
-
-        if isinstance(event, TaskStarted):
-            self.position = event.position
-            self.bars.update(self.sequence, total=event.total, visible=event.total > 1)
-            self.bars.reset(self.epochs, description=event.task, visible=True, note="")
-        elif isinstance(event, Resumed):
-            self.note(f"going on with {event.task}, epoch {event.epoch}")
-        elif isinstance(event, SettingsChanged):
-            self.note("from here on " + ", ".join(f"{key} = {value}" for key, value in event.values.items()))
-        elif isinstance(event, Warned):
-            self.note(f"{event.task}: {event.message}")
-        elif isinstance(event, Compared):
-            similar = [comparison.task for comparison in event.comparisons if comparison.similar]
-            names = ", ".join(similar) if len(similar) <= 3 else f"{len(similar)} earlier tasks"
-            self.similar = f"  similar to {names}" if similar else ""
-        elif isinstance(event, StepDone):
-            done = event.epoch - 1 + event.step / event.steps
-            self.bars.update(self.epochs, total=event.epochs, completed=done)
-            self.bars.update(self.sequence, completed=self.position - 1 + done / event.epochs)
-        elif isinstance(event, EpochDone):
-            held = "" if event.validation is None else f"  validation {event.validation:.1f} %"
-            self.bars.update(self.epochs, note=f"loss {event.loss:.3f}{held}")
-        elif isinstance(event, TaskDone):
-            self.bars.update(self.epochs, visible=False)
-            self.bars.update(self.sequence, completed=self.position)
-            row = event.run.matrix[-1]
-            quiet = f"{event.run.network.claimed():.0%} of the backbone claimed{self.similar}"
-            self.console.print(
-                Text.assemble(("✓ ", GOOD), plain(f"{event.task}: {row[-1]:.1f} %  "), plain(quiet, QUIET))
-            )
-
-    def note(self, text: str) -> None:
-        """Say something that stays on the screen."""
-        self.console.print(plain(text, "yellow"), soft_wrap=True)
-
-    def stage(self, what: str) -> None:
-        """Say what goes on between and after the tasks."""
-        self.bars.reset(self.epochs, description=what, visible=True, total=None, note="")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from etcl_deploy.config import Config, Section
@@ -24,12 +25,29 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str) -> Config:
-    """The recipe of that name."""
+    """The recipe of that name, or in a file of the user's own, NAME.toml."""
+    path = Path(name)
+    try:
+        values = tomllib.loads(_text(name))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read {name}: {error}") from None
+    return config_from({"recipe": path.stem, **values})
+
+
+def about_recipe(name: str) -> str:
+    """What the recipe's first line says it is."""
+    return _text(name).partition("\n")[0].removeprefix("# ")
+
+
+def _text(name: str) -> str:
+    if name.endswith(".toml"):
+        return Path(name).read_text("utf-8")
     if name not in recipe_names():
         known = ", ".join(recipe_names())
-        raise ConfigError(f"unknown recipe {name!r}; known: {known}. For your own images: --data DIR")
-    text = (resources.files("etcl_deploy.recipes") / f"{name}.toml").read_text("utf-8")
-    return config_from({"recipe": name, **tomllib.loads(text)})
+        raise ConfigError(
+            f"unknown recipe {name!r}; known: {known}. A file of your own: NAME.toml. Your own images: --data DIR"
+        )
+    return (resources.files("etcl_deploy.recipes") / f"{name}.toml").read_text("utf-8")
 
 
 def config_from(values: Mapping[str, Any]) -> Config:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,8 @@ from etcl_deploy.learn.events import Event, Report, Resumed, SettingsChanged, St
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import check_tasks, learn_sequence
-from etcl_deploy.origins import Note, load_tasks, origin_of, tasks_of
+from etcl_deploy.logs import write_logs
+from etcl_deploy.origins import Note, find_tasks, origin_of, tasks_of
 
 
 def train(
@@ -41,13 +42,15 @@ def train(
     """
     directories.check_free(directory)
     network = build_network(config).to(choose_device(device))
-    tasks = load_tasks(config, data, note, root)
-    check_tasks(network, tasks, config.learning)
+    found = find_tasks(config, data, root)
+    check_tasks(network, found.tasks, config.learning)
+    for words in (*found.partial, *found.notes):
+        note(words)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         directories.check_free(directory)  # again: another process may have been quicker
-        stored = Stored(Run(network), config, (origin_of(tasks, data),))
-        return _go_on(stored, tasks, directory, report, note)
+        stored = Stored(Run(network), config, (origin_of(found, data),))
+        return _go_on(stored, found.tasks, directory, report, note)
 
 
 def resume(
@@ -74,7 +77,7 @@ def resume(
             directories.forget_lesson(directory)
         if stored.config != old:
             changed = {key: value for key, value in values.items() if old.with_values({key: value}) != old}
-            directories.log_event(directory, _logged(SettingsChanged(changed)))
+            write_logs(directory)(SettingsChanged(changed))
             report(SettingsChanged(changed))
         return _go_on(stored, tasks, directory, report, note), stored.config
 
@@ -91,9 +94,11 @@ def add(
                 f"first: {directories.how_to_go_on(directory)} (with --tasks {len(stored.run.tasks)} to leave it out)"
             )
             raise RunError(f"{directory} has not learned {stored.waiting[0]!r} yet; {hint}")
-        new = load_tasks(replace(stored.config, tasks=None), data, note, root)
-        check_tasks(stored.run.network, new, stored.config.learning)
-        tasks = [*tasks_of(stored, note, root), *new]
+        new = find_tasks(replace(stored.config, tasks=None), data, root)
+        check_tasks(stored.run.network, new.tasks, stored.config.learning)
+        for words in new.notes:
+            note(words)
+        tasks = [*tasks_of(stored, note, root), *new.tasks]
         larger = replace(stored, origins=(*stored.origins, origin_of(new, data)))
         return _go_on(larger, tasks, directory, report, note), stored.config
 
@@ -119,7 +124,7 @@ def _go_on(stored: Stored, tasks: Sequence[Task], directory: Path, report: Repor
     directories.tidy(directory)
     snapshot = directories.load_lesson(directory, waiting[0]) if waiting else None
     directories.save(stored, directory)
-    saved = time.monotonic()
+    saved, log = time.monotonic(), write_logs(directory)
     with _polite_stop(note) as stop_wanted:
 
         def save_and_report(event: Event) -> None:
@@ -133,8 +138,7 @@ def _go_on(stored: Stored, tasks: Sequence[Task], directory: Path, report: Repor
                     saved = time.monotonic()
                 if stop_wanted():
                     raise KeyboardInterrupt
-            if not isinstance(event, StepDone):
-                directories.log_event(directory, _logged(event))
+            log(event)
             report(event)
 
         if snapshot:
@@ -169,13 +173,3 @@ def _polite_stop(note: Note) -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _logged(event: Event) -> dict[str, Any]:
-    """An event as the log keeps it."""
-    if isinstance(event, TaskDone):
-        values: dict[str, Any] = {"task": event.task, "accuracy": list(event.run.matrix[-1])}
-        values["heads"] = [asdict(change) for change in event.run.knowledge[event.task].changes]
-    else:
-        values = asdict(event)
-    return {"event": type(event).__name__, "time": time.time(), **values}

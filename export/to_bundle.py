@@ -9,6 +9,7 @@ import torch
 
 from etcl_deploy.bundle import bundle
 from etcl_deploy.bundle.codec import pack
+from etcl_deploy.errors import ExportError
 from etcl_deploy.learn import masks
 from etcl_deploy.learn.network import MaskedNetwork, TaskState
 from etcl_deploy.plan import Plan
@@ -21,9 +22,13 @@ def bundle_bytes(
     about: Mapping[str, Any],
 ) -> bytes:
     """The bundle of every finished task; `about` says where it comes from. Same network, same bytes."""
+    states = list(network.finished.values())
+    alone = [state.name for state in states if state.weights]
+    if alone:
+        raise ExportError(f"task {alone[0]!r} has a whole network of its own (method one): there is nothing to share")
     weights = {
         # What no task selects is noise: zero, so that it neither tells anything nor changes the file.
-        step: torch.where(layer.claimed, layer.weight.detach(), 0)
+        step: torch.where(masks.union(state.masks[step] for state in states), layer.weight.detach(), 0)
         for step, layer in network.masked_layers.items()
     }
     plan = network.plan.without(network.plan.dropouts)

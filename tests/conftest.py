@@ -15,7 +15,7 @@ from etcl_deploy.config import Config
 from etcl_deploy.deploy import bundle_run
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Task
-from etcl_deploy.origins import load_tasks
+from etcl_deploy.origins import find_tasks
 from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import train
 
@@ -43,7 +43,7 @@ class Learned:
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     directory = tmp_path_factory.mktemp("learned")
     config = load_recipe("digits").with_values({"width": 8, "epochs": 2})
-    tasks = load_tasks(config, None)
+    tasks = find_tasks(config, None).tasks
     run = train(config, None, directory / "run", "cpu", lambda event: None)
     bundle_run(run, config, directory / "digits.etcl")
     return Learned(config, tasks, run, directory / "run", directory / "digits.etcl")

@@ -13,7 +13,8 @@ from etcl_deploy import mask_network
 from etcl_deploy.config import Learning, Similarity
 from etcl_deploy.errors import LearningError
 from etcl_deploy.learn.events import EpochDone, Event, StepDone
-from etcl_deploy.learn.lesson import Lesson, Snapshot
+from etcl_deploy.learn.lesson import Snapshot
+from etcl_deploy.learn.methods.etcl import Etcl
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence
@@ -90,7 +91,7 @@ def test_left_on_another_device_it_says_so() -> None:
     """Random numbers and sums differ between kinds of devices: going on would give something nobody asked for."""
     network, (task,) = with_dropout(), make_tasks(1)
     network.begin(task.name, task.classes, torch.Generator())
-    lesson = Lesson(network, task.name, BASE, 1)
+    lesson = Etcl(network, BASE).lesson(task)
     with pytest.raises(LearningError, match="was left while it was learned on cuda; go on with --device cuda"):
         lesson.restore(replace(lesson.snapshot(), device="cuda"))
 
@@ -99,7 +100,7 @@ def test_time_spent_before_an_interruption_counts() -> None:
     """What a run says it took includes what it took before it was left."""
     network, (task,) = with_dropout(), make_tasks(1)
     network.begin(task.name, task.classes, torch.Generator())
-    left = Lesson(network, task.name, BASE, 1).snapshot()
+    left = Etcl(network, BASE).lesson(task).snapshot()
     assert (left.numbers["seconds"] or 0) > 0
     later = replace(left, numbers={**left.numbers, "seconds": 1000.0})
     run = learn_sequence(with_dropout(), [task], BASE, snapshot=later)

@@ -1,73 +1,189 @@
+"""Sequences from tables, and the data sets behind them."""
+
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from test_readers import write_cifar, write_idx, write_leaf
 
-from etcl_deploy.data.arrays import data_root
-from etcl_deploy.data.femnist import femnist1
-from etcl_deploy.data.mnist import pmnist
-from etcl_deploy.data.sequences import load_sequence
-from etcl_deploy.errors import ConfigError, DataError
+from etcl_deploy.config import Config
+from etcl_deploy.data.catalog import DATA_SETS, IDX_NAMES
+from etcl_deploy.data.inventory import check_recipe, data_root, list_recipes, read_data_set
+from etcl_deploy.data.sequences import data_of, make_sequence, sequence_of
+from etcl_deploy.data.source import Part, Source
+from etcl_deploy.errors import ConfigError, DataError, EtclError
 from etcl_deploy.learn.directory import load
-from etcl_deploy.preprocessing import Preprocessing
+from etcl_deploy.learn.task import Task
+from etcl_deploy.origins import find_tasks
 from etcl_deploy.settings import load_recipe, recipe_names
 from etcl_deploy.train import train
 
-GREY = Preprocessing(28, 28, 1, 0.5, 0.5)
 real_data = pytest.mark.skipif(not os.environ.get("ETCL_DATA"), reason="ETCL_DATA names no folder of data sets")
+CHANCE = np.random.default_rng(0)
+ROOM = {"mnist": 40, "letters": 60, "people": 30}
+
+
+def find(name: str) -> Source:
+    """Made-up data sets: ten classes in two groups, items that know their owner."""
+    count = ROOM[name]
+    labels = np.arange(count) % 10
+    owners = np.array([f"p{n // 6}" for n in range(count)])
+    part = Part(np.random.default_rng(count).integers(0, 256, (count, 6, 6)).astype(np.uint8), labels, owners)
+    groups = tuple("even" if n % 2 == 0 else "odd" for n in range(10))
+    return Source(name, tuple("abcdefghij"), part, part.take(np.arange(count // 2)), groups)
+
+
+def make(table: Any, limit: int | None = None) -> list[Source]:
+    return make_sequence(table, find, limit)
+
+
+def test_permute_moves_the_pixels_and_nothing_else() -> None:
+    """Each task has its own order, the same for all its items and every time."""
+    first, second = make({"permute": "mnist", "tasks": 2})
+    again = make({"permute": "mnist", "tasks": 5}, 1)[0]
+    assert [first.name, second.name] == ["permutation-01", "permutation-02"]
+    one, other = np.asarray(first.train.images), np.asarray(second.train.images)
+    assert np.array_equal(one, np.asarray(again.train.images)) and not np.array_equal(one, other)
+    assert np.array_equal(first.train.labels, second.train.labels)
+    assert np.array_equal(np.sort(one.reshape(40, -1)), np.sort(other.reshape(40, -1)))
+    moved = {tuple(np.argsort(a.ravel(), kind="stable")) for a in np.asarray(find("mnist").train.images)}
+    assert len(moved) > 1
+
+
+def test_split_shares_out_the_classes() -> None:
+    """Every class in one task, numbered anew there; by superclass if asked."""
+    tasks = make({"split": "letters", "tasks": 3})
+    assert sorted(name for task in tasks for name in task.classes) == list("abcdefghij")
+    assert [len(task.classes) for task in tasks] == [4, 3, 3]
+    for task in tasks:
+        for part in (task.train, task.test):
+            assert set(part.labels.tolist()) == set(range(len(task.classes)))
+        letter = find("letters")
+        first = letter.classes.index(task.classes[0])
+        expected = np.asarray(letter.train.images)[letter.train.labels == first]
+        assert np.array_equal(np.asarray(task.train.images)[task.train.labels == 0], expected)
+    assert make({"split": "letters", "tasks": 3, "seed": 1})[0].classes != tasks[0].classes
+    even, odd = make({"split": "letters", "by": "superclass"})
+    assert (even.name, even.classes, odd.classes) == ("even", tuple("acegi"), tuple("bdfhj"))
+
+
+def test_owners_have_a_task_each() -> None:
+    """As many as are asked for, drawn at random; all classes in each, so that heads mean the same."""
+    everyone = make({"owners": "people"})
+    assert [task.name for task in everyone] == ["p0", "p1", "p2"]  # the others have no test items
+    assert {len(task.train) for task in everyone} == {6} and {len(task.classes) for task in everyone} == {10}
+    two = [task.name for task in make({"owners": "people", "tasks": 2})]
+    assert len(set(two)) == 2 and set(two) < {"p0", "p1", "p2"}
+    assert two == [task.name for task in make({"owners": "people", "tasks": 2})]
+    with pytest.raises(DataError, match="items of 3 owners, not 4"):
+        make({"owners": "people", "tasks": 4})
+
+
+def test_each_and_mix() -> None:
+    """Whole data sets; several tables shuffled, the same way every time."""
+    assert [task.name for task in make({"each": ["people", "mnist"]})] == ["people", "mnist"]
+    table = {"mix": [{"split": "letters", "tasks": 4}, {"permute": "mnist", "tasks": 4}, {"each": ["people"]}]}
+    names = [task.name for task in make(table)]
+    assert len(set(names)) == 9 and names != sorted(names)
+    assert {"letters-classes-01", "mnist-permutation-04", "people"} < set(names)
+    assert names == [task.name for task in make(table)]
+    assert names[:3] == [task.name for task in make(table, 3)]
+    assert names != [task.name for task in make({**table, "seed": 1})]
+    assert data_of(table) == ("letters", "mnist", "people")
+
+
+def test_tasks_can_be_made_smaller() -> None:
+    """Items are drawn at random, other ones for every task."""
+    first, second = make({"permute": "mnist", "tasks": 2, "items": 7, "test_items": 3})
+    assert (len(first.train), len(first.test)) == (7, 3)
+    assert first.train.labels.tolist() != second.train.labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("mnist", "unknown sequence 'mnist'; a table such as"),
+        (None, "a sequence is a table with one of permute, split, owners, each, mix, not None"),
+        ({}, "a sequence is a table with one of"),
+        ({"permute": "mnist", "split": "mnist"}, "a sequence is a table with one of"),
+        ({"permute": "mnist", "task": 3}, "unknown key 'task' in a sequence that has permute; known: seed, items"),
+        ({"permute": "mnist", "tasks": 0}, "tasks must be at least 1, not 0"),
+        ({"permute": 3}, "permute must be str, not 3"),
+        ({"each": "mnist"}, "each must be a list, not 'mnist'"),
+        ({"mix": [{"permute": "mnist"}, 3]}, "a sequence is a table with one of"),
+        ({"split": "letters", "by": "colour"}, "by must be one of class, superclass"),
+        ({"split": "letters", "tasks": 6}, "10 classes of letters make at most 5 tasks, not 6"),
+    ],
+)
+def test_a_wrong_table_is_refused(table: Any, words: str) -> None:
+    """With what would be right."""
+    with pytest.raises(EtclError, match=words):
+        make(table)
+
+
+def test_what_a_data_set_lacks_is_said() -> None:
+    """Superclasses, owners."""
+
+    def bare(name: str) -> Source:
+        source = find(name)
+        part = Part(source.train.images, source.train.labels)
+        return Source(name, source.classes, part, part)
+
+    with pytest.raises(ConfigError, match="letters has no superclasses"):
+        make_sequence({"split": "letters", "by": "superclass"}, bare, None)
+    with pytest.raises(ConfigError, match="people does not say whose its items are"):
+        make_sequence({"owners": "people"}, bare, None)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
-    """Small files of the real ones' form."""
-    chance = np.random.default_rng(0)
-
-    def part(items: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        return chance.integers(0, 256, (items, 28, 28)).astype(np.uint8), chance.integers(0, classes, items)
-
-    parts: dict[str, np.ndarray] = {}
-    for number in range(10):
-        for kind, items in (("train", 30), ("test", 6)):
-            parts[f"task{number:02d}_{kind}_x"], parts[f"task{number:02d}_{kind}_y"] = part(items, 62)
-    np.savez_compressed(tmp_path / "femnist1.npz", **parts)
-    train_x, train_y = part(40, 10)
-    test_x, test_y = part(10, 10)
-    np.savez_compressed(tmp_path / "mnist.npz", train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y)
+def shelf(tmp_path: Path) -> Path:
+    """Small files in the form of the makers' own."""
+    for name in ("mnist", "fashion_mnist"):
+        (tmp_path / name).mkdir()
+        for file in IDX_NAMES:
+            shape = (20, 28, 28) if "images" in file else (20,)
+            values = CHANCE.integers(0, 256, shape) if "images" in file else np.arange(20) % 10
+            write_idx(tmp_path / name / file, values)
+    (tmp_path / "emnist" / "gzip").mkdir(parents=True)
+    for part in ("train", "test"):
+        write_idx(tmp_path / f"emnist/gzip/emnist-balanced-{part}-images-idx3-ubyte.gz", np.zeros((47, 28, 28)))
+        write_idx(tmp_path / f"emnist/gzip/emnist-balanced-{part}-labels-idx1-ubyte.gz", np.arange(47))
+    (tmp_path / "cifar100").mkdir()
+    write_cifar(tmp_path / "cifar100" / "cifar-100-binary")
+    for part in ("train", "test"):
+        users = {f"w{n}": ([[0.5] * 784] * 4, [0, 1, 2, 3]) for n in range(12)}
+        write_leaf(tmp_path / "femnist1" / part, users)  # type: ignore[arg-type]
     return tmp_path
 
 
-def test_femnist1_has_ten_tasks_of_the_same_classes(made: Path) -> None:
-    """Prepared as the preprocessing says, also at another size."""
-    tasks = femnist1(GREY, made)
-    assert len(tasks) == 10 and len({task.name for task in tasks}) == 10
-    assert tasks[3].train_x.shape == (30, 28, 28, 1) and tasks[3].train_x.dtype == torch.uint8
-    assert tasks[3].classes[10] == "A" and tasks[3].classes[61] == "z"
-    assert femnist1(Preprocessing(32, 32, 3), made)[0].test_x.shape == (6, 32, 32, 3)
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "emnist", "cifar100", "femnist1"])
+def test_data_sets_are_read_from_their_makers_files(shelf: Path, name: str) -> None:
+    """And are said to be a part where they are."""
+    found = read_data_set(name, shelf)
+    assert found.source.name == name and len(found.source.train) > 0
+    stated = DATA_SETS[name].items
+    assert (found.missing is None) == (stated is None)
+    if found.missing:
+        assert f"{len(found.source.train)} of {stated[0]:,} training" in found.missing  # type: ignore[index]
 
 
-def test_pmnist_moves_the_pixels_and_nothing_else(made: Path) -> None:
-    """Each task has its own order, the same for all its items and every time."""
-    first, second = pmnist(GREY, made)[:2]
-    assert torch.equal(first.train_x, pmnist(GREY, made)[0].train_x)
-    assert not torch.equal(first.train_x, second.train_x)
-    assert torch.equal(first.train_y, second.train_y)
-    for one, other in zip(first.train_x, second.train_x, strict=True):
-        assert torch.equal(one.flatten().sort().values, other.flatten().sort().values)
-
-
-def test_a_file_without_its_arrays_is_refused(made: Path) -> None:
-    """By the name of what is missing; what is pickled is not read."""
-    np.savez(made / "mnist.npz", train_x=np.zeros(3))
-    with pytest.raises(DataError, match="has no array 'train_y'; it holds: train_x"):
-        pmnist(GREY, made)
-    objects = dict.fromkeys(("train_x", "train_y", "test_x", "test_y"), np.array([{}], dtype=object))
-    np.savez(made / "mnist.npz", **objects)
-    with pytest.raises(DataError, match=r"is damaged or not a \.npz file"):
-        pmnist(GREY, made)
+def test_what_is_missing_is_said_with_where_to_get_it(tmp_path: Path) -> None:
+    """By the file; a data set nobody may hand on is to be got by hand."""
+    (row,) = check_recipe("pmnist", tmp_path)
+    assert row["missing"] == list(IDX_NAMES) and row["place"] is None and row["download"] > 10_000_000
+    _, celeba = check_recipe("cifar100_celeba1", tmp_path)
+    assert "LEAF" in celeba["by_hand"] and celeba["folder"] == str(tmp_path / "celeba")
+    rows = {row["name"]: row for row in list_recipes(tmp_path)}
+    assert rows["digits"]["ready"] and not rows["pmnist"]["ready"]
+    counts = {name: rows[name]["tasks"] for name in ("digits", "five_datasets", "mixed", "npmnist", "femnist2")}
+    assert counts == {"digits": 5, "five_datasets": 5, "mixed": 9, "npmnist": 200, "femnist2": 35}
+    with pytest.raises(ConfigError, match="unknown data set 'nonsense'; known: mnist"):
+        read_data_set("nonsense", tmp_path)
 
 
 def test_where_data_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,25 +195,50 @@ def test_where_data_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data_root() == Path.home() / ".cache" / "etcl_deploy"
 
 
-def test_an_unknown_sequence_names_the_known_ones() -> None:
-    """As every registry does."""
-    with pytest.raises(ConfigError, match="unknown sequence 'mnist'; known: digits, femnist1, pmnist"):
-        load_sequence("mnist", GREY, Path())
-
-
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_can_be_read(name: str) -> None:
-    """And names its sequence."""
-    assert load_recipe(name).sequence == name
+    """Its sequence is one, and all its data sets are known."""
+    sequence = load_recipe(name).sequence
+    assert sequence == "digits" or sequence_of(sequence)
+    assert set(data_of(sequence)) <= DATA_SETS.keys()
+
+
+def tasks_of(config: Config, notes: list[str] | None = None) -> list[Task]:
+    found = find_tasks(config, None)
+    if notes is not None:
+        notes += found.partial
+    return found.tasks
+
+
+@real_data
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_make_their_tasks_or_say_what_is_missing(name: str) -> None:
+    """On the data at hand; where only a part of it is, that is said."""
+    config = load_recipe(name).with_values({"tasks": 2})
+    missing = [row["name"] for row in check_recipe(name, None) if not row["place"]]
+    if missing:
+        with pytest.raises(DataError, match="is neither in"):
+            tasks_of(config)
+        return
+    notes: list[str] = []
+    tasks = tasks_of(config, notes)
+    assert len(tasks) == 2 and all(len(task.train_y) > 100 and len(task.test_y) > 50 for task in tasks)
+    if name.startswith("cifar100"):
+        assert "CIFAR-100: 12,000 of 50,000 training and 3,000 of 10,000 test items" in notes[0]
+    if name in ("femnist1", "pmnist"):
+        assert notes == []
 
 
 @real_data
 def test_the_real_femnist1_is_what_its_readme_says() -> None:
     """755 to 785 training and 84 to 88 test items a task, dark ink on white."""
-    tasks = femnist1(GREY, data_root())
+    tasks = tasks_of(load_recipe("femnist1"))
+    assert [task.name for task in tasks][:2] == ["sample-01", "sample-02"] and len(tasks) == 10
     assert {len(task.train_y) for task in tasks} <= set(range(755, 786))
     assert {len(task.test_y) for task in tasks} <= set(range(84, 89))
     assert all(float(task.train_x.float().mean()) > 128 for task in tasks)
+    assert tasks[3].classes[10] == "A" and tasks[3].classes[61] == "z"
+    assert tasks[3].train_x.shape[1:] == (28, 28, 1) and tasks[3].train_x.dtype == torch.uint8
 
 
 @real_data

@@ -304,7 +304,7 @@ def test_what_a_killed_start_left_is_no_obstacle(photos: Path, tmp_path: Path) -
 def test_a_recipe_says_where_its_data_should_be(tmp_path: Path) -> None:
     """Named by file and folder, before anything is written."""
     for recipe, file in (("femnist1", "femnist1.npz"), ("pmnist", "mnist.npz")):
-        with pytest.raises(DataError, match=f"{file} is not in .*--data-root DIR or ETCL_DATA=DIR"):
+        with pytest.raises(DataError, match=f"is neither in .*{file}.*--data-root DIR or ETCL_DATA=DIR"):
             train(load_recipe(recipe), None, tmp_path / "run", "cpu", lambda event: None, root=tmp_path)
         (tmp_path / file).write_bytes(b"PK nothing")
         with pytest.raises(DataError, match=rf"{file} is damaged or not a \.npz file"):

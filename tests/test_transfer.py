@@ -17,6 +17,7 @@ from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.forward import align, guide
 from etcl_deploy.learn.masks import keep_top
 from etcl_deploy.learn.network import MaskedNetwork, TaskState
+from etcl_deploy.learn.portrait import Portrait
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Items, Task
 from etcl_deploy.learn.trainer import learn_sequence, predict
@@ -69,7 +70,7 @@ def test_an_improved_head_answers_as_before_inside_its_own_space() -> None:
     changed = {change.task for known in run.knowledge.values() for change in known.changes if change.kept}
     assert changed
     for name in changed:
-        space = run.knowledge[name].inputs.space
+        space = Portrait.of(run.knowledge[name].memory).inputs.space
         first = next(state[f"head {name}"] for state in seen if f"head {name}" in state)
         change = network.finished[name].head["weight"] - first
         assert change.norm() > 1e-4 * first.norm()

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
 
-from etcl_deploy.commands.console import DataRoot, Device, Json, RunFolder, err, show
+from etcl_deploy.commands.console import DataRoot, Device, Json, RunFolder, Settings, config_of, err, settings_of, show
 from etcl_deploy.errors import EtclError, LearningError
 
+if TYPE_CHECKING:
+    from etcl_deploy.learn.events import Report
+
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write to RUN/tensorboard, too.")]
+DATA_HELP = "Your own tasks: DIR/<task>/<class>/*.png, DIR/<task>.npz, or a CSV file."
+METHOD_HELP = "etcl, or for comparison wsn, supsup, piggyback, hat, gpm, ewc, naive, one."
 BACKBONE_HELP = "fcn3, lenet5, alexnet, resnet18, or your own network: package.module:function."
 
 
@@ -23,7 +29,8 @@ def demo(
     from tempfile import TemporaryDirectory
 
     from etcl_deploy.demo import run_demo
-    from etcl_deploy.render import TrainingProgress, demo_report
+    from etcl_deploy.progress import TrainingProgress
+    from etcl_deploy.render import demo_report
 
     progress = TrainingProgress(err)
     with TemporaryDirectory(prefix="etcl-demo-") as temporary, progress.bars:
@@ -34,78 +41,92 @@ def demo(
 
 
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A named experiment, e.g. digits, femnist1, pmnist.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="A named experiment; `etcl recipes` lists them.")] = None,
     run: Annotated[Path, typer.Option(help="A new directory for the run.")] = ...,  # type: ignore[assignment]
-    data: Annotated[Path | None, typer.Option(help="Your own tasks: DIR/<task>/<class>/*.png.")] = None,
+    data: Annotated[Path | None, typer.Option(help=DATA_HELP)] = None,
+    method: Annotated[str | None, typer.Option(help=METHOD_HELP)] = None,
     backbone: Annotated[str | None, typer.Option(help=BACKBONE_HELP)] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
     density: Annotated[float | None, typer.Option(help="Share of weights a mask keeps.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides everything random.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Only the first N tasks.")] = None,
     device: Device = "auto",
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config field.")] = None,
+    settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, perhaps with other settings.")] = False,
+    tensorboard: TensorBoard = False,
     data_root: DataRoot = None,
     as_json: Json = False,
 ) -> None:
     """Learn a sequence of tasks: a recipe, or the folders in --data. Ctrl-C saves; --resume goes on."""
     from etcl_deploy import train as training
-    from etcl_deploy.config import Config
-    from etcl_deploy.settings import load_recipe, parse_settings
 
-    named = {"backbone": backbone, "epochs": epochs, "density": density, "seed": seed, "tasks": tasks}
-    values = parse_settings(settings or []) | {key: value for key, value in named.items() if value is not None}
+    named = {"method": method, "backbone": backbone, "epochs": epochs, "density": density, "seed": seed, "tasks": tasks}
+    values = settings_of(settings, named)
     if resume:
         if recipe or data:
             raise typer.BadParameter("--resume goes on with the run's own recipe and data: leave them out")
-        _learn(lambda report, note: training.resume(run, device, report, note, data_root, values), run, as_json=as_json)
+        _learn(
+            lambda report, note: training.resume(run, device, report, note, data_root, values),
+            run,
+            as_json=as_json,
+            tensorboard=tensorboard,
+        )
         return
-    if (recipe is None) == (data is None):
-        raise typer.BadParameter("name a recipe, or your own folder with --data DIR (not both)")
-    config = (load_recipe(recipe) if recipe else Config()).with_values(values)
+    config = config_of(recipe, data, values)
     _learn(
-        lambda report, note: (training.train(config, data, run, device, report, note, data_root), config),
+        lambda report, note: training.train(config, data, run, device, report, note, data_root),
         run,
         as_json=as_json,
+        tensorboard=tensorboard,
     )
 
 
 def add(
     run: RunFolder,
-    data: Annotated[Path, typer.Option(help="The new tasks: DIR/<task>/<class>/*.png.")],
+    data: Annotated[Path, typer.Option(help=DATA_HELP)],
     device: Device = "auto",
+    tensorboard: TensorBoard = False,
     data_root: DataRoot = None,
     as_json: Json = False,
 ) -> None:
     """Learn one or more further tasks on an existing run, with its own settings."""
     from etcl_deploy import train as training
 
-    _learn(lambda report, note: training.add(run, data, device, report, note, data_root), run, as_json=as_json)
-
-
-def evaluate(run: RunFolder, as_json: Json = False) -> None:
-    """Accuracy matrix, ACC, BWT, share claimed; what each task was compared with, and which heads it changed."""
-    from etcl_deploy.learn.directory import load
-    from etcl_deploy.render import run_report, transfer_report
-
-    stored = load(run)
-    summary = stored.run.summary(stored.config)
-    show(
-        {**summary, "digest": stored.digest},
+    _learn(
+        lambda report, note: training.add(run, data, device, report, note, data_root),
+        run,
         as_json=as_json,
-        picture=Group(run_report(summary), transfer_report(summary)),
+        tensorboard=tensorboard,
     )
 
 
-def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: bool) -> None:
+def evaluate(
+    run: RunFolder,
+    one: Annotated[Path | None, typer.Option(help="A run of the same tasks with --method one: it gives FWT.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Accuracy matrix, ACC, BWT, FWT, share claimed; what each task was compared with, which heads it changed."""
+    from etcl_deploy.compare import one_beside
+    from etcl_deploy.learn.directory import load
+    from etcl_deploy.render import run_report, transfer_report
+
+    alone = one or one_beside(run)
+    summary = load(run).summary(load(alone) if alone else None)
+    show(summary, as_json=as_json, picture=Group(run_report(summary), transfer_report(summary)))
+
+
+def _learn(learn: Callable[[Any, Any], object], run: Path, *, as_json: bool, tensorboard: bool) -> None:
     """Learn with progress on stderr, then show the run; if interrupted, say how to go on."""
     from etcl_deploy.learn.directory import how_to_go_on, load
-    from etcl_deploy.render import TrainingProgress, run_report
+    from etcl_deploy.logs import write_tensorboard
+    from etcl_deploy.progress import TrainingProgress
+    from etcl_deploy.render import run_report
 
     progress = TrainingProgress(err)
+    hearers: list[Report] = [progress, *([write_tensorboard(run)] if tensorboard else [])]
     try:
         with progress.bars:
-            learned, config = learn(progress, progress.note)
+            learn(lambda event: [hear(event) for hear in hearers], progress.note)
     except KeyboardInterrupt:
         if (run / "run.json").exists():
             progress.note(f"interrupted; go on with: {how_to_go_on(run)}")
@@ -114,5 +135,5 @@ def _learn(learn: Callable[[Any, Any], tuple[Any, Any]], run: Path, *, as_json: 
         if (run / "run.json").exists():
             progress.note(f"finished tasks are kept; --set NAME=VALUE may help: {how_to_go_on(run)}")
         raise
-    summary = learned.summary(config)
-    show({**summary, "digest": load(run).digest}, as_json=as_json, picture=run_report(summary))
+    summary = load(run).summary()
+    show(summary, as_json=as_json, picture=run_report(summary))

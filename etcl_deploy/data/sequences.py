@@ -1,27 +1,261 @@
-"""Named sequences of tasks."""
+"""Sequences of tasks as tables of settings: the first word says what is made of which data set.
+
+    permute = "mnist"                 every task the same items, their pixels in another order
+    split = "cifar100"                every task some of the classes: drawn at random, or by = "superclass"
+    owners = "femnist1"               every task the items of one writer or person
+    each = ["mnist", "svhn"]          every task a whole data set
+    mix = [{...}, {...}]              the tasks of several such tables, shuffled
+
+`tasks` says how many there are, `items` and `test_items` how many items each has at most. `seed` decides what is random
+in that, apart from the seed of learning: the same tasks, whatever they are learned with. A table made by code has a
+name in its place: "digits".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from typing import Any, Literal
 
+import numpy as np
+import torch
+
+from etcl_deploy.config import Section
 from etcl_deploy.data.digits import digits
-from etcl_deploy.data.femnist import femnist1
-from etcl_deploy.data.mnist import pmnist
-from etcl_deploy.errors import ConfigError
-from etcl_deploy.learn.task import Task
-from etcl_deploy.preprocessing import Preprocessing
+from etcl_deploy.data.source import Part, Source
+from etcl_deploy.errors import ConfigError, DataError
 
-# Each takes how images are prepared, the folder data is in, and how many tasks are wanted (None: all).
-SEQUENCES: dict[str, Callable[[Preprocessing, Path, int | None], list[Task]]] = {
-    "digits": lambda preprocessing, _, limit: digits(preprocessing)[:limit],
-    "femnist1": femnist1,
-    "pmnist": pmnist,
+Find = Callable[[str], Source]  # a data set by its name
+
+MADE_BY_CODE: dict[str, Callable[[], list[Source]]] = {"digits": digits}
+
+
+@dataclass(frozen=True)
+class Sequence(Section):
+    """Tasks made from data sets; `seed` decides what is random about them."""
+
+    seed: int = 0
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The names of the data sets it is made from."""
+        raise NotImplementedError
+
+    @property
+    def count(self) -> int | None:
+        """How many tasks it has; None where the data decides."""
+        return getattr(self, "tasks", None)
+
+    def make(self, find: Find) -> Iterator[Source]:
+        """The tasks, one after another."""
+        raise NotImplementedError
+
+    def draws(self, number: int) -> torch.Generator:
+        """Random numbers for the task of that number, from 0."""
+        return torch.Generator().manual_seed(self.seed * 100_003 + number)
+
+
+@dataclass(frozen=True)
+class Sampled(Sequence):
+    """A sequence whose tasks can be made smaller."""
+
+    items: int | None = None  # a task's training items at most, drawn at random
+    test_items: int | None = None
+
+    def sample(self, source: Source, draws: torch.Generator) -> Source:
+        """The source with no more items than a task may have."""
+        return source.sampled(self.items, self.test_items, draws)
+
+
+@dataclass(frozen=True)
+class Permute(Sampled):
+    """Every task the same items, their pixels in another order."""
+
+    permute: str = ""
+    tasks: int = 10
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The one data set."""
+        return (self.permute,)
+
+    def make(self, find: Find) -> Iterator[Source]:
+        """The same permutations every time."""
+        source = find(self.permute)
+        pixels = source.train.images
+        if not isinstance(pixels, np.ndarray):
+            raise DataError(f"{source.name} comes as image files; only arrays of one size can be permuted")
+        for number in range(self.tasks):
+            draws = self.draws(number)
+            order = torch.randperm(pixels.shape[1] * pixels.shape[2], generator=draws).numpy()
+            chosen = self.sample(source, draws)
+            train, test = (replace(part, images=permuted(part, order)) for part in (chosen.train, chosen.test))
+            yield Source(f"permutation-{number + 1:02d}", source.classes, train, test)
+
+
+@dataclass(frozen=True)
+class Split(Sampled):
+    """Every task some of the classes."""
+
+    split: str = ""
+    tasks: int | None = None  # None: as many as there are superclasses, or pairs of classes
+    by: Literal["class", "superclass"] = "class"
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The one data set."""
+        return (self.split,)
+
+    def make(self, find: Find) -> Iterator[Source]:
+        """Classes are numbered anew in every task."""
+        source = find(self.split)
+        for number, (name, classes) in enumerate(self._shares(source)):
+            yield self.sample(source.of_classes(classes, name), self.draws(number))
+
+    def _shares(self, source: Source) -> list[tuple[str, list[int]]]:
+        """Names of the tasks, each with its classes."""
+        if self.by == "superclass":
+            if source.groups is None:
+                raise ConfigError(f"{source.name} has no superclasses; split it by class")
+            groups = dict.fromkeys(sorted(source.groups))
+            shares = [(group, [c for c, g in enumerate(source.groups) if g == group]) for group in groups]
+            return shares[: self.tasks]
+        count, classes = self.tasks or len(source.classes) // 2, len(source.classes)
+        if count > classes // 2:
+            raise ConfigError(f"{classes} classes of {source.name} make at most {classes // 2} tasks, not {count}")
+        order = torch.randperm(classes, generator=self.draws(0)).numpy()
+        parts = np.array_split(order, count)
+        return [(f"classes-{n + 1:02d}", sorted(part.tolist())) for n, part in enumerate(parts)]
+
+
+@dataclass(frozen=True)
+class Owners(Sampled):
+    """Every task the items of one writer or person; which ones is drawn at random where there are more."""
+
+    owners: str = ""
+    tasks: int | None = None  # None: everyone's
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The one data set."""
+        return (self.owners,)
+
+    def make(self, find: Find) -> Iterator[Source]:
+        """All classes in every task, so that heads mean the same."""
+        source = find(self.owners)
+        if source.train.owners is None or source.test.owners is None:
+            raise ConfigError(f"{source.name} does not say whose its items are")
+        tested = set(source.test.owners.tolist())
+        people = [owner for owner in dict.fromkeys(source.train.owners.tolist()) if owner in tested]
+        count = self.tasks or len(people)
+        if count > len(people):
+            raise DataError(f"{source.name} has training and test items of {len(people)} owners, not {count}")
+        if count < len(people):
+            chosen = torch.randperm(len(people), generator=self.draws(0))[:count].tolist()
+            people = [people[place] for place in chosen]
+        for number, owner in enumerate(people):
+            yield self.sample(source.of_owner(owner), self.draws(number))
+
+
+@dataclass(frozen=True)
+class Each(Sampled):
+    """Every task a whole data set."""
+
+    each: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """All of them."""
+        return self.each
+
+    @property
+    def count(self) -> int:
+        """A task each."""
+        return len(self.each)
+
+    def make(self, find: Find) -> Iterator[Source]:
+        """In the order they are named."""
+        for number, name in enumerate(self.each):
+            yield self.sample(find(name), self.draws(number))
+
+
+@dataclass(frozen=True)
+class Mix(Sequence):
+    """The tasks of several sequences, shuffled."""
+
+    mix: tuple[Sequence, ...] = ()
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """Those of all the sequences."""
+        return tuple(dict.fromkeys(name for part in self.mix for name in part.data))
+
+    @property
+    def count(self) -> int | None:
+        """Those of all the sequences."""
+        counts = [part.count for part in self.mix]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    def make(self, find: Find) -> Iterator[Source]:
+        """Each task is named after its data set, too."""
+        tasks = [
+            replace(task, name=task.name if task.name in part.data else f"{'-'.join(part.data)}-{task.name}")
+            for part in self.mix
+            for task in part.make(find)
+        ]
+        for place in torch.randperm(len(tasks), generator=self.draws(0)).tolist():
+            yield tasks[place]
+
+
+KINDS: dict[str, type[Sequence]] = {
+    "permute": Permute,
+    "split": Split,
+    "owners": Owners,
+    "each": Each,
+    "mix": Mix,
 }
 
 
-def load_sequence(name: str | None, preprocessing: Preprocessing, root: Path, limit: int | None = None) -> list[Task]:
-    """The tasks of a named sequence (the first `limit`), prepared."""
-    if name not in SEQUENCES:
-        raise ConfigError(f"unknown sequence {name!r}; known: {', '.join(SEQUENCES)}")
-    return SEQUENCES[name](preprocessing, root, limit)
+def sequence_of(table: Any) -> Sequence:
+    """The sequence a table describes; whatever is not one is refused."""
+    words = [word for word in KINDS if isinstance(table, Mapping) and word in table]
+    if len(words) != 1:
+        raise ConfigError(f"a sequence is a table with one of {', '.join(KINDS)}, not {table!r}")
+    kind, values = KINDS[words[0]], dict(table)
+    unknown = [key for key in values if key not in [f.name for f in fields(kind)]]
+    if unknown:
+        known = ", ".join(f.name for f in fields(kind))
+        raise ConfigError(f"unknown key {unknown[0]!r} in a sequence that has {words[0]}; known: {known}")
+    for word in ("each", "mix"):
+        if word in values:
+            if not isinstance(values[word], list | tuple) or not values[word]:
+                raise ConfigError(f"{word} must be a list, not {values[word]!r}")
+            values[word] = tuple(map(sequence_of, values[word]) if word == "mix" else values[word])
+    return kind(**values)
+
+
+def data_of(sequence: Any) -> tuple[str, ...]:
+    """The names of the data sets a sequence is made from."""
+    return () if isinstance(sequence, str) else sequence_of(sequence).data
+
+
+def count_of(sequence: Any) -> int | None:
+    """How many tasks a sequence has; None where the data decides."""
+    return len(MADE_BY_CODE[sequence]()) if isinstance(sequence, str) else sequence_of(sequence).count
+
+
+def make_sequence(sequence: Any, find: Find, limit: int | None) -> list[Source]:
+    """The tasks of a sequence, the first `limit`."""
+    if isinstance(sequence, str):
+        if sequence not in MADE_BY_CODE:
+            known = ", ".join(MADE_BY_CODE)
+            raise ConfigError(f'unknown sequence {sequence!r}; a table such as {{permute = "mnist"}}, or: {known}')
+        return MADE_BY_CODE[sequence]()[:limit]
+    return list(islice(sequence_of(sequence).make(find), limit))
+
+
+def permuted(part: Part, order: np.ndarray) -> np.ndarray:
+    """The images with their pixels in another order."""
+    images = np.asarray(part.images)
+    return images.reshape(len(images), len(order), -1)[:, order].reshape(images.shape)

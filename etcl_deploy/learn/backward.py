@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from etcl_deploy.config import Transfer
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
 from etcl_deploy.learn.network import Head, MaskedNetwork, TaskState
+from etcl_deploy.learn.portrait import HeadInputs, Portrait
 from etcl_deploy.learn.projection import outside
 from etcl_deploy.learn.task import Items
 
@@ -65,8 +66,9 @@ def improve_heads(
         known = knowledge[state.name]
         seen = Items(network.embed(training.images, state.name), training.labels.to(network.device))
         held = Items(network.embed(validation.images, state.name), validation.labels.to(network.device))
-        trained = _train(state.head, seen, known.inputs.space, target, settings, generator)
-        head, change = _without_harm(state, trained, held, known, settings, generator)
+        inputs = Portrait.of(known.memory).inputs
+        trained = _train(state.head, seen, inputs.space, target, settings, generator)
+        head, change = _without_harm(state, trained, held, inputs, known.head, settings, generator)
         if change.kept:
             network.change_head(state.name, head)
         changes.append(change)
@@ -102,7 +104,8 @@ def _without_harm(
     state: TaskState,
     trained: Head,
     held: Items,
-    known: Knowledge,
+    inputs: HeadInputs,
+    first: Head,
     settings: Transfer,
     generator: torch.Generator,
 ) -> tuple[Head, HeadChange]:
@@ -111,8 +114,8 @@ def _without_harm(
     Harm is a higher loss on the new task's held-back items, or answers to draws from the task's own head inputs that
     differ from those of the head the task was finished with.
     """
-    drawn = known.inputs.draw(DRAWS, generator)
-    answers = _logits(known.head, drawn).argmax(1)
+    drawn = inputs.draw(DRAWS, generator)
+    answers = _logits(first, drawn).argmax(1)
     before = _score(state.head, held)
     length = state.head["weight"].norm()
 

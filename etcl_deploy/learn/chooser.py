@@ -21,8 +21,8 @@ class Chooser:
     def __call__(self, magnitude: Tensor, out: Tensor) -> Tensor:
         """The mask, written to `out`."""
         kept = round(self.density * magnitude.numel())
-        if kept == 0:
-            return out.zero_()
+        if kept in (0, magnitude.numel()):
+            return out.fill_(1 if kept else 0)
         if magnitude.device.type != "cpu":
             return rank(magnitude, kept, out)
         values = magnitude.numpy().ravel()  # numpy compares several times faster than torch

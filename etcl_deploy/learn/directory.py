@@ -5,7 +5,7 @@
     tasks/NUMBER-DIGEST.safetensors  a finished task: mask, normalization, head, what is known of it, and the heads of
                                   earlier tasks as it left them
     lesson-DIGEST.safetensors     the task under way, at some step of it
-    events.jsonl                  what happened, one JSON object a line
+    events.jsonl, epochs.csv      what happened; see logs.py
 
 Files are named by their content and never changed; `run.json`, which names them, is replaced last. A crash at any
 moment leaves the run as it was or as it should be.
@@ -35,6 +35,7 @@ from etcl_deploy.errors import RunError
 from etcl_deploy.learn import tensors as parts
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
 from etcl_deploy.learn.lesson import Snapshot
+from etcl_deploy.learn.metrics import forward_transfer
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.similarity import Comparison
@@ -42,8 +43,8 @@ from etcl_deploy.plan import Plan, PlanError
 from etcl_deploy.preprocessing import Preprocessing
 from etcl_deploy.settings import config_from, missing_from
 
-FORMAT = 2
-RECORD, EVENTS = "run.json", "events.jsonl"
+FORMAT = 3
+RECORD = "run.json"
 CPU = torch.device("cpu")
 
 
@@ -53,6 +54,7 @@ class Origin:
 
     folder: str | None  # None: the sequence its config names
     tasks: Sequence[tuple[str, str]]  # names in the order they are learned, each with the digest of its items
+    partial: Sequence[str] = ()  # where only a part of a data set was at hand, in words
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,28 @@ class Stored:
     config: Config
     origins: tuple[Origin, ...]
     digest: str = ""  # of every bit that was learned, as it was read
+
+    @property
+    def partial(self) -> list[str]:
+        """What data sets were not complete, in words."""
+        return [words for origin in self.origins for words in origin.partial]
+
+    def summary(self, one: Stored | None = None) -> dict[str, Any]:
+        """What `etcl train` and `etcl eval` report; with forward transfer, if the run of `one` is there."""
+        fwt = forward_transfer(self.run.matrix, self._learned_alone(one)) if one else None
+        known = {"fwt": fwt, "partial": self.partial, "digest": self.digest}
+        return {**self.run.summary(self.config), **known}
+
+    def _learned_alone(self, one: Stored) -> list[float | None]:
+        """What `one` came to on each of this run's tasks, which must be the very same."""
+        if one.config.learning.method != "one":
+            raise RunError(f"forward transfer is measured against a run of one, not of {one.config.learning.method}")
+        alone = {name: row[-1] for name, row in zip(one.run.tasks, one.run.matrix, strict=True)}
+        theirs, ours = (dict(task for origin in stored.origins for task in origin.tasks) for stored in (one, self))
+        other = [name for name in self.run.tasks if name not in alone or theirs[name] != ours[name]]
+        if other:
+            raise RunError(f"the run of one has not learned {other[0]!r} from the same items")
+        return [alone[name] for name in self.run.tasks]
 
     @property
     def waiting(self) -> list[str]:
@@ -185,12 +209,6 @@ def forget_lesson(directory: Path) -> None:
     _remove(directory, "lesson")
 
 
-def log_event(directory: Path, event: Mapping[str, Any]) -> None:
-    """Add a line to the log of events."""
-    with (directory / EVENTS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(event, allow_nan=False) + "\n")
-
-
 def _read_record(directory: Path) -> dict[str, Any]:
     path = directory / RECORD
     check_there(directory)
@@ -216,15 +234,17 @@ def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) 
         for change in changes:
             if change.kept:
                 number = list(network.finished).index(change.task)
-                network.change_head(change.task, parts.head_from(tensors, f"head_of/{number}"))
+                network.change_head(change.task, parts.under(tensors, f"head_of/{number}"))
         comparisons = tuple(Comparison(**comparison) for comparison in entry["comparisons"])
-        first = parts.head_from(tensors, "head")
-        knowledge[entry["name"]] = Knowledge(*parts.knowledge_from(tensors), first, comparisons, changes)
+        kept = (parts.under(tensors, "head"), parts.under(tensors, "knowledge"))
+        knowledge[entry["name"]] = Knowledge(*kept, comparisons, changes)
     matrix = tuple(tuple(None if value is None else float(value) for value in row) for row in record["matrix"])
     if [len(row) for row in matrix] != list(range(1, len(knowledge) + 1)):
         raise ValueError("the accuracy matrix does not fit the tasks")
     run = Run(network, knowledge, matrix, record["seconds"], record["versions"])
-    origins = tuple(Origin(o["folder"], [(name, digest) for name, digest in o["tasks"]]) for o in record["origins"])
+    origins = tuple(
+        Origin(o["folder"], [(name, digest) for name, digest in o["tasks"]], o["partial"]) for o in record["origins"]
+    )
     unsaid = missing_from(record["config"])
     if unsaid:  # today's default need not be what the run was learned with
         what = f"{directory / RECORD} does not say {', '.join(unsaid)}"

@@ -1,41 +1,14 @@
-"""The knowledge base of a run: what is kept of each task so that later ones can be related to it. No item is.
-
-A finished task's sub-network never changes again, so what was once measured through it stays true for ever.
-"""
+"""The knowledge base of a run: what is kept of each task for the sake of later ones."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from etcl_deploy.config import Similarity
-from etcl_deploy.learn.network import Head, MaskedNetwork
-from etcl_deploy.learn.projection import principal
-from etcl_deploy.learn.similarity import DISTANCES, Comparison, Signature, decide
-
-MOST = 2000  # items of a sample: more would tell nothing new
-
-
-@dataclass(frozen=True)
-class HeadInputs:
-    """What a task's head sees of its own data, as a distribution: one Gaussian a class, all of one shape."""
-
-    means: Tensor  # [classes, features]
-    counts: Tensor  # [classes], how many items each had
-    spread: Tensor  # [k, features]: a draw is its class's mean plus standard normal numbers times these rows,
-    rest: Tensor  # [1]: and times this in every direction
-    space: Tensor  # [k, features], orthonormal: the directions that hold nearly all of it
-
-    def draw(self, each: int, generator: torch.Generator) -> Tensor:
-        """`each` inputs of every class that had items."""
-        classes = self.counts.nonzero()[:, 0].repeat_interleave(each)
-        along = torch.randn(len(classes), len(self.spread), generator=generator).to(self.spread.device)
-        around = torch.randn(len(classes), self.means.shape[1], generator=generator).to(self.spread.device)
-        return self.means[classes] + along @ self.spread + around * self.rest
+from etcl_deploy.learn.network import Head
+from etcl_deploy.learn.similarity import Comparison
 
 
 @dataclass(frozen=True)
@@ -54,10 +27,8 @@ class HeadChange:
 class Knowledge:
     """What is kept of one task."""
 
-    original: Signature  # of a sample of it, in a network that never learned
-    learned: Signature  # of the same sample, in its own sub-network
-    inputs: HeadInputs
     head: Head  # as the task was finished with; later tasks may have improved it since
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # whatever its method wants to know of it later
     comparisons: tuple[Comparison, ...] = ()  # with every earlier task, before it was learned
     changes: tuple[HeadChange, ...] = ()  # of earlier heads, while it was learned
 
@@ -71,63 +42,3 @@ def most_similar_first(comparisons: Iterable[Comparison]) -> tuple[str, ...]:
     """The tasks found similar; of equally similar ones the latest, which knows most, comes first."""
     found = [c for c in comparisons if c.similar]
     return tuple(c.task for c in sorted(reversed(found), key=lambda c: -c.gap))
-
-
-def sample(images: Tensor, settings: Similarity, generator: torch.Generator) -> Tensor:
-    """The items a task is compared by."""
-    wanted = max(settings.sample_items, math.ceil(settings.sample_share * len(images)))
-    return images[torch.randperm(len(images), generator=generator)[: min(wanted, MOST)]]
-
-
-class Comparer:
-    """Relates new tasks to finished ones, through their sub-networks and through one that never learns."""
-
-    def __init__(self, network: MaskedNetwork, settings: Similarity) -> None:
-        self.network = network
-        self.settings = settings
-        self.distance = DISTANCES[settings.distance]
-        generator = torch.Generator().manual_seed(0)  # always the same: what is kept of tasks is measured through it
-        untrained = MaskedNetwork(network.plan, network.preprocessing, network.density, generator)
-        self.untrained = untrained.to(network.device)
-        self.untrained.begin("", (), generator)
-
-    @torch.no_grad()
-    def original(self, items: Tensor) -> Signature:
-        """The signature of a sample before anything is learned."""
-        self.untrained.eval()
-        self.untrained.norms.train()  # the sample's own statistics: this network has no others
-        features = self.untrained.features(items.to(self.network.device))
-        return self.distance.describe(features.cpu(), self.settings.energy)
-
-    def learned(self, items: Tensor, name: str) -> Signature:
-        """The signature of a sample in the sub-network of a finished task."""
-        return self.distance.describe(self.network.embed(items, name).cpu(), self.settings.energy)
-
-    def compare(self, items: Tensor, knowledge: Mapping[str, Knowledge]) -> tuple[Comparison, ...]:
-        """A new task's sample held against every finished task (Eq. eq-dis, SDM)."""
-        if self.settings.similar == "none" or not knowledge:
-            return ()
-        original = self.original(items)
-        between = self.distance.between
-        originals = [between(known.original, original) for known in knowledge.values()]
-        distances = [between(known.learned, self.learned(items, name)) for name, known in knowledge.items()]
-        verdicts = decide(list(knowledge), distances, originals, self.settings.rule, self.settings.margin)
-        if self.settings.similar == "all":
-            return tuple(
-                replace(verdict, similar=True, reason="all tasks are taken for similar") for verdict in verdicts
-            )
-        return verdicts
-
-
-def describe_inputs(features: Tensor, labels: Tensor, classes: int, energy: float) -> HeadInputs:
-    """The distribution of a task's head inputs, from its training items."""
-    counts = torch.bincount(labels, minlength=classes)
-    sums = torch.zeros(classes, features.shape[1], device=features.device).index_add_(0, labels, features)
-    means = sums / counts.clamp_min(1).unsqueeze(1)
-    within = features - means[labels]
-    freedom = max(1, len(features) - int((counts > 0).sum()))
-    directions, shares = principal(within, 0.99)
-    variance = within.square().sum() / freedom
-    spread = directions * (shares * variance).sqrt().unsqueeze(1)
-    rest = ((1 - shares.sum()).clamp_min(0) * variance / features.shape[1]).sqrt().view(1)
-    return HeadInputs(means, counts, spread, rest, principal(features, energy)[0])

@@ -30,15 +30,20 @@ class MaskedLayer(nn.Module):
         self.step = step
         self.density = density
         self.mask: Tensor | None = None
+        self.own: Tensor | None = None  # the weight of a task that does not use the shared one
         self.work: Workspace | None = None
         self.weight = nn.Parameter(torch.empty(step.weight_shape))
         self.scores = nn.Parameter(torch.empty(step.weight_shape))
         self.register_buffer("claimed", torch.zeros(step.weight_shape, dtype=torch.bool))
-        # A bias starts at zero, as if it were not there.
-        bound = math.sqrt(6 / math.prod(step.weight_shape[1:])) if step.op != "bias" else 0.0
-        with torch.no_grad():
-            self.weight.uniform_(-bound, bound, generator=generator)
+        self.draw_weight(generator)
         self.draw_scores(generator)
+
+    def draw_weight(self, generator: torch.Generator) -> None:
+        """Start the weight anew. A bias starts at zero, as if it were not there."""
+        bound = math.sqrt(6 / math.prod(self.weight.shape[1:])) if self.step.op != "bias" else 0.0
+        fresh = torch.empty(self.weight.shape).uniform_(-bound, bound, generator=generator)
+        with torch.no_grad():
+            self.weight.copy_(fresh)
 
     def draw_scores(self, generator: torch.Generator) -> None:
         """Start the scores anew. Only their magnitude ever counts, so they are kept as such: none is negative."""
@@ -54,7 +59,8 @@ class MaskedLayer(nn.Module):
 
     def begin(self) -> Workspace:
         """Learn a task from here on: the mask follows the scores."""
-        self.mask, self.work = None, Workspace(self.weight, self.scores, self.claimed, self.density)
+        self.mask = self.own = None
+        self.work = Workspace(self.weight, self.scores, self.claimed, self.density)
         return self.work
 
     def end(self) -> None:
@@ -63,10 +69,10 @@ class MaskedLayer(nn.Module):
         self.work.put_back()
         self.work = None
 
-    def settle(self) -> Tensor:
-        """End the task that was learned, fix its mask, use it from now on, and give it."""
+    def settle(self, mask: Tensor | None = None) -> Tensor:
+        """End the task that was learned, fix its mask (None: that of its scores), use it from now on, and give it."""
         self.end()
-        self.mask = keep_top(self.scores, self.density)
+        self.mask = keep_top(self.scores, self.density) if mask is None else mask
         return self.mask
 
     def claim(self, mask: Tensor) -> None:
@@ -77,7 +83,7 @@ class MaskedLayer(nn.Module):
         """`W * m`: the weight the task at hand sees."""
         if self.mask is not None:
             # Selected, not multiplied: what is not the task's own cannot reach its answer, be it infinite.
-            return torch.where(self.mask, self.weight, 0)
+            return torch.where(self.mask, self.weight if self.own is None else self.own, 0)
         assert self.work is not None, "select or begin a task first"
         return self.work.look()
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -50,13 +51,22 @@ class Lesson:
     """Mutable on purpose: this is what changes from step to step."""
 
     def __init__(
-        self, network: MaskedNetwork, task: str, options: Learning, position: int, shares: Shares = FULL
+        self,
+        network: MaskedNetwork,
+        task: str,
+        options: Learning,
+        position: int,
+        parameters: Sequence[Sequence[Tensor]],
+        extra: Mapping[str, Tensor] = MappingProxyType({}),
+        shares: Shares = FULL,
     ) -> None:
+        """`parameters` are learned besides head and norms, group by group; `extra` too, outside the network."""
         self.network = network
         self.task = task
         self.options = options
         self.position = position
-        self.optimizer = _optimizer(network, options, shares)
+        self.extra = extra
+        self.optimizer = _optimizer(network, [*parameters, list(extra.values())], options, shares)
         self.epoch = 0  # the one under way, from 0
         self.step = 0  # steps of it that are done
         self.loss = torch.zeros((), device=network.device)  # summed over its items so far
@@ -104,7 +114,7 @@ class Lesson:
         if validation is not None and (self.best is None or validation > self.best):
             self.best, self.waited = validation, 0
             if self.options.keep == "best":
-                self.best_tensors = {k: v.clone() for k, v in self.network.learning_tensors().items()}
+                self.best_tensors = {k: v.clone() for k, v in self._learned().items()}
         else:
             self.waited += 1
         self.epoch += 1
@@ -118,7 +128,7 @@ class Lesson:
 
     def use_best(self) -> None:
         """Go back to the state with the best validation accuracy, if that is what the options keep."""
-        for name, tensor in self.network.learning_tensors().items():
+        for name, tensor in self._learned().items():
             if name in self.best_tensors:
                 tensor.copy_(self.best_tensors[name])
 
@@ -126,7 +136,7 @@ class Lesson:
         """Everything needed to go on from here."""
         numbers = {"epoch": self.epoch, "step": self.step, "best": self.best, "waited": self.waited}
         numbers["seconds"] = time.monotonic() - self.began
-        tensors = {f"network/{k}": v for k, v in self.network.learning_tensors().items()}
+        tensors = {f"network/{k}": v for k, v in self._learned().items()}
         tensors |= {f"best/{k}": v for k, v in self.best_tensors.items()}
         tensors |= {"loss": self.loss}
         tensors |= {f"random/{index}": generator.get_state() for index, generator in enumerate(self._generators())}
@@ -145,7 +155,7 @@ class Lesson:
         self.epoch, self.step, self.waited = (int(numbers[k] or 0) for k in ("epoch", "step", "waited"))
         self.best = numbers["best"]
         self.began -= snapshot.seconds
-        for name, tensor in self.network.learning_tensors().items():
+        for name, tensor in self._learned().items():
             tensor.copy_(tensors[f"network/{name}"])
         self.best_tensors = self._under(tensors, "best/")
         self.loss.copy_(tensors["loss"])
@@ -155,6 +165,10 @@ class Lesson:
             state = self._under(tensors, f"optimizer/{index}/")
             if state:
                 self.optimizer.state[parameter] = state
+
+    def _learned(self) -> dict[str, Tensor]:
+        """What changes from step to step, by name."""
+        return self.network.learning_tensors() | {f"extra/{k}": v.data for k, v in self.extra.items()}
 
     def _under(self, tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         device = self.network.device
@@ -172,16 +186,18 @@ def seeded(seed: int, position: int, use: int) -> torch.Generator:
     return torch.Generator().manual_seed(((seed * 1_000_003 + position) * 100_003 + use) % (1 << 63))
 
 
-def _optimizer(network: MaskedNetwork, options: Learning, shares: Shares) -> torch.optim.Optimizer:
-    layers = network.masked_layers.values()
-    backbone = [layer.weight for layer in layers]  # decayed by `Workspace.decay`, which spares claimed weights
-    groups: list[dict[str, Any]] = [
-        {"params": list(network.head.values()), "weight_decay": options.weight_decay},
-        {"params": backbone + list(network.norms.parameters()), "weight_decay": 0.0},
-        {"params": [layer.scores for layer in layers], "weight_decay": 0.0},
+def _optimizer(
+    network: MaskedNetwork, others: Sequence[Sequence[Tensor]], options: Learning, shares: Shares
+) -> torch.optim.Optimizer:
+    # Weights of the backbone are decayed by `Workspace.decay`, which spares claimed ones; scores never are.
+    head = {"params": list(network.head.values()), "weight_decay": options.weight_decay, "share": shares.head}
+    rest = [
+        {"params": list(group), "weight_decay": 0.0, "share": shares.backbone}
+        for group in (network.norms.parameters(), *others)
     ]
-    for group, share in zip(groups, (shares.head, shares.backbone, shares.backbone), strict=True):
-        group["lr"] = group["rate"] = options.learning_rate * share  # lr follows the schedule, rate stays
+    groups: list[dict[str, Any]] = [group for group in (head, *rest) if group["params"]]
+    for group in groups:
+        group["lr"] = group["rate"] = options.learning_rate * group.pop("share")  # lr follows the schedule, rate stays
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, momentum=options.momentum, fused=True)
     return torch.optim.Adam(groups, fused=True)

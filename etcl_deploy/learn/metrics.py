@@ -23,7 +23,7 @@ def backward_transfer(matrix: Matrix) -> float | None:
     return _mean_change((last[i], matrix[i][i]) for i in range(len(last) - 1))
 
 
-def forward_transfer(matrix: Matrix, alone: Sequence[float]) -> float | None:
+def forward_transfer(matrix: Matrix, alone: Sequence[float | None]) -> float | None:
     """FWT: mean gain of the later tasks over networks that learned each alone (ONE, in percent), as a fraction."""
     return _mean_change((matrix[i][i], alone[i]) for i in range(1, len(matrix)))
 

@@ -34,6 +34,7 @@ class TaskState:
     masks: Masks
     norms: Mapping[str, Norm]
     head: Head
+    weights: Mapping[str, Tensor] | None = None  # of a task that shares no backbone with others; by step name
 
 
 class MaskedNetwork(nn.Module):
@@ -64,6 +65,7 @@ class MaskedNetwork(nn.Module):
         self.norms = nn.ModuleDict({step.name: TaskNorm(step) for step in plan.norms})
         self.head = nn.ParameterDict()
         self.randomness = torch.Generator().manual_seed(0)  # what dropout draws from
+        self.gates: Mapping[str, Tensor] = {}  # what the channels of a step's result are multiplied by, by step name
         self._learning: tuple[str, tuple[str, ...]] | None = None
 
     @property
@@ -93,6 +95,7 @@ class MaskedNetwork(nn.Module):
         generator: torch.Generator,
         *,
         fresh_scores: bool = False,
+        fresh_weights: bool = False,
         start: TaskState | None = None,
     ) -> None:
         """Begin a task: masks follow the scores, normalization and head are new, claimed weights are frozen.
@@ -103,6 +106,8 @@ class MaskedNetwork(nn.Module):
             raise ValueError(f"task {name!r} is already learned")
         self._abandon()
         for step, layer in self.masked_layers.items():
+            if fresh_weights:
+                layer.draw_weight(generator)
             if fresh_scores:
                 layer.draw_scores(generator)
             if start:
@@ -139,11 +144,18 @@ class MaskedNetwork(nn.Module):
             for norm in self.norm_layers.values():
                 norm.momentum = MOMENTUM
 
-    def finish(self, batches: Iterable[Tensor]) -> TaskState:
-        """Fix the task's mask, re-estimate its normalization over `batches`, claim its weights."""
+    def finish(
+        self, batches: Iterable[Tensor], masks: Masks | None = None, claims: Masks | None = None, *, alone: bool = False
+    ) -> TaskState:
+        """Fix the task's mask, re-estimate its normalization over `batches`, claim its weights.
+
+        Without `masks` they are those of the scores, without `claims` what they select. `alone`, the task keeps all
+        weights as they are now for itself.
+        """
         assert self._learning is not None, "begin a task first"
         name, classes = self._learning
-        fixed = {step: layer.settle() for step, layer in self.masked_layers.items()}
+        fixed = {step: layer.settle(masks[step] if masks else None) for step, layer in self.masked_layers.items()}
+        self.gates = {}
         self.estimate_norms(batches)
         state = TaskState(
             name,
@@ -151,10 +163,11 @@ class MaskedNetwork(nn.Module):
             fixed,
             {step: norm.state() for step, norm in self.norm_layers.items()},
             {key: value.detach().clone() for key, value in self.head.items()},
+            {step: layer.weight.detach().clone() for step, layer in self.masked_layers.items()} if alone else None,
         )
         # Last, and quick: an interruption before this point leaves a task that was begun, nothing more.
-        for step, layer in self.masked_layers.items():
-            layer.claim(fixed[step])
+        for step, mask in (fixed if claims is None else claims).items():
+            self.masked_layers[step].claim(mask)
         self.finished[name] = state
         self._learning = None
         self.select(name)
@@ -168,6 +181,7 @@ class MaskedNetwork(nn.Module):
         self._abandon()
         for step, layer in self.masked_layers.items():
             layer.mask = state.masks[step]
+            layer.own = state.weights[step] if state.weights else None
         for step, norm in self.norm_layers.items():
             norm.bind(state.norms[step])
         self._bind_head(state.head, trainable=False)
@@ -224,12 +238,15 @@ class MaskedNetwork(nn.Module):
             for layer in self.masked_layers.values():
                 if layer.work:
                     layer.end()
+            self.gates = {}
             self._learning = None
 
     def _apply_step(self, step: Step, x: Tensor) -> Tensor:
         if step.op == "dropout":
             return self._drop(x, step.settings["percent"]) if self.training else x
         result: Tensor = (self.norms if step.name in self.norms else self.masked)[step.name](x)
+        if step.name in self.gates:
+            return result * self.gates[step.name].view((1, -1) + (1,) * (result.ndim - 2))
         return result
 
     def _drop(self, x: Tensor, percent: int) -> Tensor:

@@ -41,3 +41,16 @@ def _gram(inputs: Tensor) -> Tensor:
 def outside(update: Tensor, space: Tensor) -> Tensor:
     """`g - g P` with `P = B^T B`: what is left of an update of head weights outside the space of rows `B`."""
     return update - (update @ space.transpose(-1, -2)) @ space
+
+
+def extended(space: Tensor | None, inputs: Tensor, energy: float) -> Tensor:
+    """`space` with as many rows more as it takes to hold `energy` of the squared norm of `inputs`; all orthonormal."""
+    if space is None:
+        return principal(inputs, energy)[0]
+    rest = outside(inputs, space)
+    left = float(rest.double().square().sum() / inputs.double().square().sum().clamp_min(NOTHING))
+    if left <= 1 - energy or len(space) == space.shape[1]:
+        return space
+    rows = torch.cat([space, principal(rest, (energy - (1 - left)) / left)[0]])
+    orthonormal: Tensor = torch.linalg.qr(rows.T.double())[0]
+    return orthonormal.T.float().contiguous()

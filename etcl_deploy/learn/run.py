@@ -43,7 +43,7 @@ class Run:
     def summary(self, config: Config) -> dict[str, Any]:
         """What `etcl train` and `etcl eval` report."""
         return {
-            "method": _method(config),
+            "method": config.learning.method,
             "recipe": config.recipe,
             "seed": config.learning.seed,
             "tasks": list(self.tasks),
@@ -57,8 +57,3 @@ class Run:
             "heads": {name: [asdict(c) for c in known.changes] for name, known in self.knowledge.items()},
             "seconds": self.seconds,
         }
-
-
-def _method(config: Config) -> str:
-    """`wsn` is masks without transfer between tasks."""
-    return "wsn" if config.learning.similarity.similar == "none" else "etcl"

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from etcl_deploy.bundle.codec import pack, unpack
-from etcl_deploy.learn.knowledge import HeadInputs, Knowledge
+from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.network import Head, MaskedNetwork, TaskState
 from etcl_deploy.learn.norms import Norm
-from etcl_deploy.learn.similarity import Signature
 
 Tensors = Mapping[str, Tensor]
-Whole = TypeVar("Whole", Norm, Signature, HeadInputs)
 
 
 def backbone_tensors(network: MaskedNetwork) -> Tensors:
@@ -42,13 +39,12 @@ def task_tensors(state: TaskState, known: Knowledge, heads: Mapping[int, Head]) 
     """A finished task, what is known of it, and the heads of earlier tasks (by number) as it left them."""
     found = {f"mask/{step}": pack(mask) for step, mask in state.masks.items()}
     for step, norm in state.norms.items():
-        found |= _parts(f"norm/{step}", norm)
+        found |= {f"norm/{step}/{part.name}": getattr(norm, part.name) for part in fields(norm)}
     found |= {f"head/{key}": value for key, value in state.head.items()}
+    found |= {f"weight/{step}": value for step, value in (state.weights or {}).items()}
     for number, head in heads.items():
         found |= {f"head_of/{number}/{key}": value for key, value in head.items()}
-    for part in ("original", "learned", "inputs"):
-        found |= _parts(f"knowledge/{part}", getattr(known, part))
-    return found
+    return found | {f"knowledge/{key}": value for key, value in known.memory.items()}
 
 
 def task_from(tensors: Tensors, network: MaskedNetwork, name: str, classes: tuple[str, ...]) -> TaskState:
@@ -58,29 +54,12 @@ def task_from(tensors: Tensors, network: MaskedNetwork, name: str, classes: tupl
         name,
         classes,
         {step: unpack(tensors[f"mask/{step}"], shape) for step, shape in steps.items()},
-        {step: _whole(Norm, f"norm/{step}", tensors) for step in network.norm_layers},
-        head_from(tensors, "head"),
+        {step: Norm(*(tensors[f"norm/{step}/{part.name}"] for part in fields(Norm))) for step in network.norm_layers},
+        under(tensors, "head"),
+        under(tensors, "weight") or None,
     )
 
 
-def head_from(tensors: Tensors, prefix: str) -> Head:
-    """The head under a prefix."""
+def under(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
+    """The tensors under a prefix, by the rest of their names."""
     return {key.removeprefix(f"{prefix}/"): value for key, value in tensors.items() if key.startswith(f"{prefix}/")}
-
-
-def knowledge_from(tensors: Tensors) -> tuple[Signature, Signature, HeadInputs]:
-    """Both signatures and the head inputs of a task."""
-    on_the_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}  # where signatures are compared
-    return (
-        _whole(Signature, "knowledge/original", on_the_cpu),
-        _whole(Signature, "knowledge/learned", on_the_cpu),
-        _whole(HeadInputs, "knowledge/inputs", tensors),
-    )
-
-
-def _parts(prefix: str, value: Any) -> dict[str, Tensor]:
-    return {f"{prefix}/{part.name}": getattr(value, part.name) for part in fields(value)}
-
-
-def _whole(kind: type[Whole], prefix: str, tensors: Tensors) -> Whole:
-    return kind(*(tensors[f"{prefix}/{part.name}"] for part in fields(kind)))

@@ -1,4 +1,4 @@
-"""The algorithm: learn tasks one after another over one masked backbone, in the paper's order."""
+"""The loop that every method shares: learn tasks one after another over one masked backbone, and measure them all."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from torch.nn import functional as F
 from etcl_deploy.config import Learning
 from etcl_deploy.errors import DataError, LearningError
 from etcl_deploy.learn.augment import moved
-from etcl_deploy.learn.backward import improve_heads, pull, pull_target
-from etcl_deploy.learn.events import Compared, EpochDone, Report, StepDone, TaskDone, TaskStarted, Warned
-from etcl_deploy.learn.forward import align, guide
-from etcl_deploy.learn.knowledge import Comparer, HeadChange, Knowledge, describe_inputs, most_similar_first, sample
-from etcl_deploy.learn.lesson import FULL, Lesson, Shares, Snapshot, seeded
+from etcl_deploy.learn.events import EpochDone, Report, StepDone, TaskDone, TaskStarted, Warned
+from etcl_deploy.learn.knowledge import Knowledge
+from etcl_deploy.learn.lesson import Lesson, Snapshot, seeded
+from etcl_deploy.learn.methods import METHODS, Assignment, Method
 from etcl_deploy.learn.metrics import Row
-from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork, TaskState
+from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Items, Task
 
@@ -46,17 +45,17 @@ def learn_sequence(
     check_tasks(network, tasks, options)
     run = before or Run(network)
     known = {task.name: task for task in earlier}
-    comparer = Comparer(network, options.similarity)
+    method = METHODS[options.method](network, options)
     total = len(run.tasks) + len(tasks)
     for task in tasks:
         started = time.monotonic() - (snapshot.seconds if snapshot else 0)
         report(TaskStarted(task.name, len(run.tasks) + 1, total))
-        learned = learn_task(network, task, options, run.knowledge, comparer, report, snapshot)
+        learned = learn_task(method, task, run.knowledge, report, snapshot)
         known[task.name] = task
         run = replace(
             run,
             knowledge={**run.knowledge, task.name: learned},
-            matrix=(*run.matrix, _measure(network, known, run, task, learned)),
+            matrix=(*run.matrix, _measure(method, known, run, task, learned)),
             seconds=run.seconds + time.monotonic() - started,
         )
         report(TaskDone(task.name, run))
@@ -65,83 +64,29 @@ def learn_sequence(
 
 
 def learn_task(
-    network: MaskedNetwork,
-    task: Task,
-    options: Learning,
-    knowledge: Mapping[str, Knowledge],
-    comparer: Comparer,
-    report: Report,
-    snapshot: Snapshot | None = None,
+    method: Method, task: Task, past: Mapping[str, Knowledge], report: Report, snapshot: Snapshot | None = None
 ) -> Knowledge:
-    """Learn one task, fix its mask for ever, and improve the heads of similar ones."""
-    transfer, position = options.transfer, len(network.finished) + 1
-    generator = seeded(options.seed, position, 0)
+    """Learn one task and fix it for ever."""
+    network, options = method.network, method.options
+    generator = seeded(options.seed, len(network.finished) + 1, 0)
     training, validation = (
         part.to(network.device) for part in task.training.split(options.validation_share, generator)
     )
     for warning in _warnings(network, training, validation, options):
         report(Warned(task.name, warning))
-
-    # Which earlier tasks are similar (Eq. SDM)
-    items = sample(training.images, options.similarity, generator)
-    comparisons = comparer.compare(items, knowledge)
-    report(Compared(task.name, comparisons))
-    similar = [network.finished[name] for name in most_similar_first(comparisons)]
-    kin = [state for state in similar if state.classes == task.classes]  # whose heads mean the same
-
-    # Forward transfer (Eq. G-Align)
-    model = _model(similar, network, transfer.model)
-    warm = model if transfer.alignment == "warm_start" else None
-    network.begin(task.name, task.classes, generator, fresh_scores=options.scores == "fresh", start=warm)
-    lesson = Lesson(network, task.name, options, position, _shares(warm, task.classes, transfer.warm_rate))
+    given = Assignment(task, training, validation, past, generator, report)
+    lesson = method.begin(given)
     network.train()
     if snapshot:
         lesson.restore(snapshot)
-    elif model and transfer.alignment == "once":
-        batches = [training[part] for part in training.batches(options.batch_size)]
-        lesson.optimizer.zero_grad()
-        align(network, batches, model)
-        lesson.step_along_gradients()
-
-    # Weights and scores together (Eq. nws1, nws2), the head drawn to those of similar tasks (Eq. Lsim)
-    guides = similar if transfer.alignment == "every_step" else []
-    _learn(lesson, training, validation, guides, pull_target(kin) if transfer.backward != "off" else None, report)
+    else:
+        method.first_step(lesson, training)
+    _learn(lesson, method, training, validation, report)
     _check_finite(network, training, options, task)
-    network.finish(training.images[part] for part in training.batches(EVALUATION_BATCH))
-
-    # Backward transfer, and what later tasks need to know of this one
-    changes: tuple[HeadChange, ...] = ()
-    if transfer.backward != "off":
-        changes = improve_heads(network, task.name, kin, training, validation, knowledge, transfer, generator)
-    features = network.embed(training.images, task.name)
-    inputs = describe_inputs(features, training.labels.to(network.device), len(task.classes), transfer.head_energy)
-    signatures = comparer.original(items), comparer.learned(items, task.name)
-    return Knowledge(*signatures, inputs, network.finished[task.name].head, comparisons, changes)
+    return method.finish(given)
 
 
-def _model(similar: Sequence[TaskState], network: MaskedNetwork, choice: str) -> TaskState | None:
-    """The similar task a new one is modelled on; `similar` begins with the most similar."""
-    if not similar or choice == "most_similar":
-        return similar[0] if similar else None
-    names = list(network.finished)
-    return max(similar, key=lambda state: names.index(state.name))
-
-
-def _shares(start: TaskState | None, classes: Sequence[str], rate: float) -> Shares:
-    """At `rate` it learns what it is given, so as to keep it: the backbone, and the head where classes are equal."""
-    if start is None:
-        return FULL
-    return Shares(backbone=rate, head=rate if start.classes == tuple(classes) else 1.0)
-
-
-def _learn(
-    lesson: Lesson,
-    training: Items,
-    validation: Items,
-    guides: Sequence[TaskState],
-    target: Tensor | None,
-    report: Report,
-) -> None:
+def _learn(lesson: Lesson, method: Method, training: Items, validation: Items, report: Report) -> None:
     """All epochs of a task."""
     network, options = lesson.network, lesson.options
     autocast = torch.autocast(network.device.type, torch.bfloat16, enabled=options.precision == "bfloat16")
@@ -152,12 +97,15 @@ def _learn(
             images, labels = training.images[batch].to(network.device), training.labels[batch].to(network.device)
             if any(moving):
                 images = moved(images, *moving, lesson.generator)
+            method.look(lesson.step / len(batches))
             with autocast:
                 logits = network(images)
             loss = F.cross_entropy(logits.float(), labels)
-            if target is not None:
-                loss = loss + options.transfer.pull * pull(target, network.head["weight"])
-            lesson.descend(loss, partial(guide, network, images, labels, guides))
+            penalty = method.penalty()
+            if penalty is not None:
+                loss = loss + penalty
+            lesson.descend(loss, partial(method.add_gradients, images, labels))
+            method.correct()
             lesson.loss += loss.detach() * len(batch)
             lesson.step += 1
             place = (lesson.epoch + 1, options.epochs, lesson.step, len(batches))
@@ -165,6 +113,7 @@ def _learn(
         mean = float(lesson.loss) / len(training)
         if not math.isfinite(mean):
             raise diverged(lesson.task, options, f"its loss is {mean} after epoch {lesson.epoch + 1}")
+        method.look(1.0)
         if options.patience or options.keep == "best":  # much hangs on this accuracy: no running mean will do
             network.estimate_norms(training.images[part] for part in training.batches(EVALUATION_BATCH))
         held = accuracy(network, validation) if len(validation) else None
@@ -172,6 +121,7 @@ def _learn(
         lesson.end_epoch(held)
         report(EpochDone(lesson.task, lesson.epoch, options.epochs, mean, held))
     lesson.use_best()
+    method.look(1.0)
 
 
 def accuracy(network: MaskedNetwork, items: Items, name: str | None = None) -> float:
@@ -244,13 +194,13 @@ def diverged(task: str, options: Learning, what: str) -> LearningError:
     return LearningError(f"task {task!r} could not be learned: {what}; {hint}")
 
 
-def _measure(network: MaskedNetwork, known: Mapping[str, Task], run: Run, task: Task, learned: Knowledge) -> Row:
+def _measure(method: Method, known: Mapping[str, Task], run: Run, task: Task, learned: Knowledge) -> Row:
     """Test accuracy of every task so far, in percent; where there are no test items, what must still hold or None."""
     changed = {change.task for change in learned.changes if change.kept}
     row: list[float | None] = []
     for index, name in enumerate((*run.tasks, task.name)):
         if name in known:
-            row.append(accuracy(network, known[name].test, name))
+            row.append(accuracy(method.network, known[name].test, name))
         else:  # a head that was not changed answers as it did, bit by bit
-            row.append(None if name in changed else run.matrix[-1][index])
+            row.append(None if name in changed or method.forgets else run.matrix[-1][index])
     return tuple(row)

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from etcl_deploy.data.folders import FolderTasks, load_folder
+from etcl_deploy.data.own import read_own
 from etcl_deploy.errors import DataError
+from etcl_deploy.learn.task import Task
 from etcl_deploy.preprocessing import Preprocessing
 
 
@@ -31,8 +34,15 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(root: Path, seed: int = 0, limit: int | None = None) -> FolderTasks:
-    return load_folder(root, Preprocessing(8, 8, 3), 0.2, seed, limit)
+@dataclass(frozen=True)
+class Loaded:
+    tasks: list[Task]
+    ignored: tuple[Path, ...]
+
+
+def load(root: Path, seed: int = 0, limit: int | None = None) -> Loaded:
+    found = read_own(root, 0.2, seed, limit)
+    return Loaded([source.prepared(Preprocessing(8, 8, 3)) for source in found.tasks], found.ignored)
 
 
 def test_folders_become_tasks_in_name_order(root: Path) -> None:
@@ -151,15 +161,15 @@ def single_images(root: Path) -> None:
         (one_class, "one class", "a"),
         (no_image, "no readable image", "a/light"),
         (corrupt_image, "mend or remove it", "b/train/y/3.png"),
-        (same_name, "two tasks have the same name", "a"),
+        (same_name, "have the same name: 'A' and 'a'", ""),
         (listed_twice, "two tasks have the same name", "tasks.toml"),
-        (listed_unknown, "no such folder; there are: a, b", "tasks.toml"),
-        (not_listed, "does not name the folder 'b'", "tasks.toml"),
+        (listed_unknown, "no such task; there are: a, b", "tasks.toml"),
+        (not_listed, "does not name the task 'b'", "tasks.toml"),
         (bad_order, "should hold one line", "tasks.toml"),
         (no_class_folder, "no class folder", "c"),
         (untrained_class, "class without training images", "b/test/w"),
         (third_part, "holds test, train, val; a task that is split holds test and train", "b"),
-        (single_images, "no image to test with", "c"),
+        (single_images, "task 'c' has no image to test with", ""),
     ],
 )
 def test_what_cannot_be_learned_is_refused_by_name(root: Path, damage, reason: str, where: str) -> None:
@@ -167,7 +177,7 @@ def test_what_cannot_be_learned_is_refused_by_name(root: Path, damage, reason: s
     damage(root)
     with pytest.raises(DataError, match=reason) as error:
         load(root)
-    assert str(root / where) in str(error.value)
+    assert not where or str(root / where) in str(error.value)
 
 
 def test_no_folder_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
@@ -176,3 +186,16 @@ def test_no_folder_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
     with pytest.raises(DataError, match="is not a directory"):
         load(tmp_path / "none")
+
+
+def test_a_task_may_be_an_npz_file_or_come_from_a_csv(root: Path) -> None:
+    """Folders, files and lines can stand side by side; each has a test part in the end."""
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 9, 9)).astype(np.uint8)
+    np.savez(root / "c.npz", train_x=pixels, train_y=np.arange(20) % 2, classes=["no", "yes"])
+    assert [(task.name, task.classes, len(task.test_y)) for task in load(root).tasks][2] == ("c", ("no", "yes"), 4)
+    (root / "tasks.toml").write_text('order = ["c", "b", "a"]')
+    assert [task.name for task in load(root).tasks] == ["c", "b", "a"]
+    lines = [f"a/{kind}/{n}.png,{kind},mine" for kind in ("dark", "light") for n in (0, 5)]
+    (root / "all.csv").write_text("\n".join(["path,label,task", *lines]))
+    (task,) = load(root / "all.csv").tasks
+    assert (task.name, task.classes, len(task.train_y), len(task.test_y)) == ("mine", ("dark", "light"), 2, 2)

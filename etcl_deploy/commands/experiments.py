@@ -1,0 +1,90 @@
+"""Experiments: recipes, the data they need, methods side by side, and a page to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from etcl_deploy.commands.console import DataRoot, Device, Json, Settings, config_of, err, settings_of, show
+
+Recipe = Annotated[str, typer.Argument(help="A named experiment; `etcl recipes` lists them.")]
+
+data = typer.Typer(help="What a recipe needs, and how to get it.", no_args_is_help=True)
+
+
+def recipes(data_root: DataRoot = None, as_json: Json = False) -> None:
+    """The named experiments: network, tasks, data needed and whether it is there."""
+    from etcl_deploy.data.inventory import list_recipes
+    from etcl_deploy.render import recipes_report
+
+    rows = list_recipes(data_root)
+    show(rows, as_json=as_json, picture=recipes_report(rows))
+
+
+@data.command()
+def check(recipe: Recipe, data_root: DataRoot = None, as_json: Json = False) -> None:
+    """What is there, what is missing, and where to get it."""
+    from etcl_deploy.data.inventory import check_recipe
+    from etcl_deploy.render import data_report
+
+    rows = check_recipe(recipe, data_root)
+    show(rows, as_json=as_json, picture=data_report(rows))
+    if not all(row["place"] for row in rows):
+        raise typer.Exit(1)
+
+
+@data.command()
+def fetch(recipe: Recipe, data_root: DataRoot = None, as_json: Json = False) -> None:
+    """Download what is missing, verified by digest; what was cut off goes on where it stopped."""
+    from etcl_deploy.data.fetch import fetch_recipe
+    from etcl_deploy.progress import DownloadProgress
+    from etcl_deploy.render import data_report
+
+    with DownloadProgress(err) as progress:
+        rows = fetch_recipe(recipe, data_root, progress)
+    show(rows, as_json=as_json, picture=data_report(rows))
+
+
+def compare(
+    recipe: Annotated[str | None, typer.Argument(help="A named experiment, or --data DIR.")] = None,
+    methods: Annotated[str, typer.Option(help="Names, with commas between.")] = "one,wsn,etcl",
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds each learns with, from 0.")] = 3,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where runs and tables are kept.")] = Path("compare"),
+    own: Annotated[Path | None, typer.Option("--data", help="Your own tasks instead of a recipe.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Only the first N tasks.")] = None,
+    device: Device = "auto",
+    settings: Settings = None,
+    data_root: DataRoot = None,
+    as_json: Json = False,
+) -> None:
+    """Methods by seeds, the same budget for each; goes on where it stopped."""
+    from etcl_deploy import compare as comparing
+    from etcl_deploy.progress import TrainingProgress
+    from etcl_deploy.render import compare_report
+
+    config = config_of(recipe, own, settings_of(settings, {"epochs": epochs, "tasks": tasks}))
+    progress = TrainingProgress(err)
+    with progress.bars:
+        made = comparing.compare(
+            config, own, methods.split(","), seeds, output, device, progress, progress.note, progress.note, data_root
+        )
+    show(made.as_json(), as_json=as_json, picture=compare_report(made.rows))
+
+
+def report(
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or one that `etcl compare` made.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    as_json: Json = False,
+) -> None:
+    """One self-contained page: accuracy, transfer, similarity, masks, sizes, settings."""
+    from etcl_deploy.report.write import write_report
+
+    write_report(source, output)
+    show(
+        {"file": str(output), "bytes": output.stat().st_size},
+        as_json=as_json,
+        picture=f"{output}: open it in a browser",
+    )

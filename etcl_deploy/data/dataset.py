@@ -1,0 +1,39 @@
+"""What is known of a data set before any of it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from etcl_deploy.data.source import Source
+
+
+@dataclass(frozen=True)
+class File:
+    """A file its makers publish."""
+
+    name: str
+    bytes: int
+    digest: str  # "sha256:..." or, where they state no other, "md5:..."
+    url: str
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether it is an archive."""
+        return self.name.endswith((".tar.gz", ".zip"))
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What is known of a data set before any of it is there."""
+
+    title: str
+    home: str  # its makers' page
+    terms: str
+    items: tuple[int, int] | None  # training and test items when complete; None: it depends on how it was made
+    read: Callable[[Path], Source]  # from its folder
+    needs: tuple[str, ...]  # what its folder holds when all is there
+    files: tuple[File, ...] = ()
+    by_hand: str = ""  # how to get it where there is no file to download
+    read_npz: Callable[[Path], Source] | None = None  # where NAME.npz is not as npz.read_npz has it

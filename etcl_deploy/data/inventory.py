@@ -1,0 +1,99 @@
+"""Which data sets are there: below the data root each has a folder of its own name with its makers' files, or one file
+NAME.npz (see npz.py), which may hold a part of it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from etcl_deploy.data import npz
+from etcl_deploy.data.catalog import DATA_SETS
+from etcl_deploy.data.dataset import DataSet
+from etcl_deploy.data.sequences import count_of, data_of
+from etcl_deploy.data.source import Source
+from etcl_deploy.errors import ConfigError, DataError
+from etcl_deploy.settings import about_recipe, load_recipe, recipe_names
+
+VARIABLE = "ETCL_DATA"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A data set that is there; `missing` says in words what part of it is not."""
+
+    source: Source
+    missing: str | None
+
+
+def data_root(chosen: Path | None = None) -> Path:
+    """The folder recipes find their data in: `chosen`, else $ETCL_DATA, else ~/.cache/etcl_deploy."""
+    return chosen or Path(os.environ.get(VARIABLE) or Path.home() / ".cache" / "etcl_deploy")
+
+
+def data_set(name: str) -> DataSet:
+    """The data set of that name."""
+    if name not in DATA_SETS:
+        raise ConfigError(f"unknown data set {name!r}; known: {', '.join(DATA_SETS)}")
+    return DATA_SETS[name]
+
+
+def place_of(name: str, root: Path) -> Path | None:
+    """Where a data set is, its folder or its .npz file; None if nowhere."""
+    folder, packed = root / name, root / f"{name}.npz"
+    if all((folder / part).exists() for part in data_set(name).needs):
+        return folder
+    return packed if packed.exists() else None
+
+
+def read_data_set(name: str, root: Path) -> Found:
+    """The data set as it is found below `root`."""
+    known, place = data_set(name), place_of(name, root)
+    if place is None:
+        raise DataError(
+            f"{known.title} is neither in {root / name} nor {root / f'{name}.npz'}; "
+            f"see `etcl data check`, or name another folder with --data-root DIR or {VARIABLE}=DIR"
+        )
+    read = known.read if place.is_dir() else known.read_npz or partial(npz.read_npz, name=name)
+    source = replace(read(place), name=name)
+    here = (len(source.train), len(source.test))
+    if known.items and any(found < stated for found, stated in zip(here, known.items, strict=True)):
+        train, test = (f"{found:,} of {stated:,}" for found, stated in zip(here, known.items, strict=True))
+        return Found(source, f"{known.title}: {train} training and {test} test items are in {place.name}")
+    return Found(source, None)
+
+
+def list_recipes(root: Path | None) -> list[dict[str, Any]]:
+    """What `etcl recipes` says of each."""
+    rows = []
+    for name in recipe_names():
+        config = load_recipe(name)
+        needed = {data: place_of(data, data_root(root)) is not None for data in data_of(config.sequence)}
+        about = {"name": name, "about": about_recipe(name), "network": config.network.backbone}
+        rows.append({**about, "tasks": count_of(config.sequence), "data": needed, "ready": all(needed.values())})
+    return rows
+
+
+def check_recipe(name: str, root: Path | None) -> list[dict[str, Any]]:
+    """What `etcl data check` says of every data set a recipe needs."""
+    return [_entry(data, data_root(root)) for data in data_of(load_recipe(name).sequence)]
+
+
+def _entry(name: str, root: Path) -> dict[str, Any]:
+    """What `etcl data check` says of a data set."""
+    known, place = data_set(name), place_of(name, root)
+    lacking = [part for part in known.needs if not (root / name / part).exists()]
+    return {
+        "name": name,
+        "title": known.title,
+        "home": known.home,
+        "terms": known.terms,
+        "place": str(place) if place else None,
+        "missing": [] if place else lacking,
+        "folder": str(root / name),
+        "download": sum(file.bytes for file in known.files) if known.files and not place else None,
+        "by_hand": known.by_hand if not place else "",
+    }

@@ -1,0 +1,86 @@
+"""Dense networks, for comparison: `one` for each task alone, or a single one that goes on learning.
+
+`ewc`: Elastic Weight Consolidation (Kirkpatrick et al., PNAS 2017), which makes it costly to change weights that matter
+to earlier tasks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from etcl_deploy.learn.knowledge import Knowledge
+from etcl_deploy.learn.lesson import Lesson
+from etcl_deploy.learn.methods.method import Assignment, Method
+from etcl_deploy.learn.task import Items
+
+
+class Naive(Method):
+    """One network, fine-tuned task by task: what forgetting looks like. Heads and normalization are each task's own."""
+
+
+class One(Method):
+    """A network for each task, from scratch: what forward transfer is measured against."""
+
+    forgets = False
+
+    def begin(self, given: Assignment) -> Lesson:
+        """Nothing of any earlier task is left."""
+        self.network.begin(given.task.name, given.task.classes, given.generator, fresh_weights=True)
+        return self.lesson(given.task)
+
+    def finish(self, given: Assignment) -> Knowledge:
+        """The task keeps its weights to itself."""
+        self.settle(given.training, claims={}, alone=True)
+        return Knowledge(self.network.finished[given.task.name].head)
+
+
+class Ewc(Method):
+    """Fine-tuning with a penalty of `strength / 2 * sum(F_t * (w - w_t)^2)` over earlier tasks t.
+
+    `F_t` is the diagonal of the Fisher information at `w_t`. The sum over tasks is a parabola again, so two numbers a
+    weight are remembered, not two a task: the importance `sum F_t`, and the centre, the mean of `w_t` weighted by it.
+    """
+
+    def begin(self, given: Assignment) -> Lesson:
+        """Remember what the last task left."""
+        self._memory = given.memory
+        return super().begin(given)
+
+    def penalty(self) -> Tensor | None:
+        """The parabola, up to a constant."""
+        if not self._memory:
+            return None
+        parts = [
+            (self._memory[f"{step}/importance"] * (work.used - self._memory[f"{step}/centre"]).square()).sum()
+            for step, work in self.network.work.items()
+        ]
+        return self.options.others.ewc_strength / 2 * torch.stack(parts).sum()
+
+    def finish(self, given: Assignment) -> Knowledge:
+        """Add what matters to this task to what is remembered."""
+        self.settle(given.training, claims={})
+        chosen = torch.randperm(len(given.training), generator=given.generator)[: self.options.others.ewc_items]
+        memory: dict[str, Tensor] = {}
+        for step, importance in self._importance(given.training[chosen]).items():
+            weight = self.network.masked_layers[step].weight.detach()
+            before = self._memory.get(f"{step}/importance", torch.zeros_like(weight))
+            centre = self._memory.get(f"{step}/centre", weight)
+            total = before + importance
+            share = torch.where(total > 0, importance / total.clamp_min(torch.finfo(total.dtype).tiny), 0)
+            memory[f"{step}/importance"], memory[f"{step}/centre"] = total, torch.lerp(centre, weight, share)
+        return Knowledge(self.network.finished[given.task.name].head, memory)
+
+    def _importance(self, items: Items) -> dict[str, Tensor]:
+        """The mean over items of the squared gradient of each one's loss, by step."""
+        network = self.network
+        layers = network.masked_layers
+        found = {step: torch.zeros_like(layer.weight) for step, layer in layers.items()}
+        for place in range(len(items)):
+            item = items[torch.tensor([place])]
+            loss = F.cross_entropy(network(item.images.to(network.device)), item.labels.to(network.device))
+            gradients = torch.autograd.grad(loss, [layer.weight for layer in layers.values()])
+            for total, gradient in zip(found.values(), gradients, strict=True):
+                total += gradient.square() / len(items)
+        return found

@@ -1,0 +1,128 @@
+"""ETCL: masks over one backbone, and similar tasks that help each other forwards and backwards.
+
+In the paper's order; equations are named as in its source. `wsn` (Winning SubNetworks; Kang et al., ICML 2022) is what
+remains of it without transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from etcl_deploy.config import Learning
+from etcl_deploy.learn.backward import improve_heads, pull, pull_target
+from etcl_deploy.learn.events import Compared
+from etcl_deploy.learn.forward import align, guide
+from etcl_deploy.learn.knowledge import HeadChange, Knowledge, most_similar_first
+from etcl_deploy.learn.lesson import FULL, Lesson, Shares
+from etcl_deploy.learn.methods.method import Assignment, Method
+from etcl_deploy.learn.network import MaskedNetwork, TaskState
+from etcl_deploy.learn.portrait import Comparer, Portrait, describe_inputs, sample
+from etcl_deploy.learn.similarity import Comparison
+from etcl_deploy.learn.task import Items, Task
+
+
+class Etcl(Method):
+    """Similarity, forward transfer, masks, backward transfer."""
+
+    dense = False
+    forgets = False
+    learns_scores = True
+
+    def __init__(self, network: MaskedNetwork, options: Learning) -> None:
+        super().__init__(network, options)
+        self.comparer = Comparer(network, options.similarity)
+        self._items = torch.empty(0)
+        self._comparisons: tuple[Comparison, ...] = ()
+        self._similar: Sequence[TaskState] = ()
+        self._kin: Sequence[TaskState] = ()
+        self._target: Tensor | None = None
+
+    def begin(self, given: Assignment) -> Lesson:
+        """Find the similar tasks (Eq. SDM), and start from one of them (Eq. G-Align)."""
+        network, transfer = self.network, self.options.transfer
+        self._items = sample(given.training.images, self.options.similarity, given.generator)
+        portraits = {name: Portrait.of(known.memory) for name, known in given.past.items()}
+        self._comparisons = self.comparer.compare(self._items, portraits)
+        given.report(Compared(given.task.name, self._comparisons))
+        self._similar = [network.finished[name] for name in most_similar_first(self._comparisons)]
+        # Heads mean the same where classes do.
+        self._kin = [state for state in self._similar if state.classes == given.task.classes]
+        self._target = pull_target(self._kin) if transfer.backward != "off" else None
+        warm = self._model() if transfer.alignment == "warm_start" else None
+        network.begin(
+            given.task.name,
+            given.task.classes,
+            given.generator,
+            fresh_scores=self.options.scores == "fresh",
+            start=warm,
+        )
+        return self.lesson(given.task, self._shares(warm, given.task))
+
+    def first_step(self, lesson: Lesson, training: Items) -> None:
+        """Forward transfer as in the paper: one step along the score gradients through both masks."""
+        model = self._model()
+        if model and self.options.transfer.alignment == "once":
+            batches = [training[part] for part in training.batches(self.options.batch_size)]
+            lesson.optimizer.zero_grad()
+            align(self.network, batches, model)
+            lesson.step_along_gradients()
+
+    def penalty(self) -> Tensor | None:
+        """The head is drawn to those of similar tasks (Eq. Lsim)."""
+        if self._target is None:
+            return None
+        return self.options.transfer.pull * pull(self._target, self.network.head["weight"])
+
+    def add_gradients(self, images: Tensor, labels: Tensor) -> None:
+        """Forward transfer as in the authors' code."""
+        if self.options.transfer.alignment == "every_step":
+            guide(self.network, images, labels, self._similar)
+
+    def finish(self, given: Assignment) -> Knowledge:
+        """Fix the mask, claim its weights, improve the heads of similar tasks, take the task's portrait."""
+        network, transfer = self.network, self.options.transfer
+        self.settle(given.training)
+        changes: tuple[HeadChange, ...] = ()
+        if transfer.backward != "off":
+            changes = improve_heads(
+                network,
+                given.task.name,
+                self._kin,
+                given.training,
+                given.validation,
+                given.past,
+                transfer,
+                given.generator,
+            )
+        features = network.embed(given.training.images, given.task.name)
+        inputs = describe_inputs(
+            features, given.training.labels.to(network.device), len(given.task.classes), transfer.head_energy
+        )
+        signatures = self.comparer.original(self._items), self.comparer.learned(self._items, given.task.name)
+        portrait = Portrait(*signatures, inputs)
+        return Knowledge(network.finished[given.task.name].head, portrait.tensors(), self._comparisons, changes)
+
+    def _shares(self, start: TaskState | None, task: Task) -> Shares:
+        """At a lower rate it learns what it is given: the backbone, and the head where classes are equal."""
+        if start is None:
+            return FULL
+        rate = self.options.transfer.warm_rate
+        return Shares(backbone=rate, head=rate if start.classes == task.classes else 1.0)
+
+    def _model(self) -> TaskState | None:
+        """The similar task a new one is modelled on; `_similar` begins with the most similar."""
+        if not self._similar or self.options.transfer.model == "most_similar":
+            return self._similar[0] if self._similar else None
+        names = list(self.network.finished)
+        return max(self._similar, key=lambda state: names.index(state.name))
+
+
+class Wsn(Etcl):
+    """Masks alone: no task is taken for similar to another."""
+
+    def __init__(self, network: MaskedNetwork, options: Learning) -> None:
+        super().__init__(network, replace(options, similarity=replace(options.similarity, similar="none")))

@@ -1,0 +1,87 @@
+"""GPM: Gradient Projection Memory (Saha et al., ICLR 2021).
+
+After each task the space that holds most of every layer's inputs is remembered; later tasks move the weights only
+orthogonally to it, so that what the layers answer to those inputs stays as it was.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from etcl_deploy.learn.knowledge import Knowledge
+from etcl_deploy.learn.layers import MaskedLayer
+from etcl_deploy.learn.lesson import Lesson
+from etcl_deploy.learn.methods.method import Assignment, Method
+from etcl_deploy.learn.projection import extended, outside
+from etcl_deploy.operations import both
+from etcl_deploy.plan import Step
+
+MOST = 20_000  # vectors of a layer's inputs the space is taken from: patches of images are many
+
+
+class Gpm(Method):
+    """Fine-tuning outside the remembered spaces. Not the gradient is projected but each step: the optimizer is free."""
+
+    def begin(self, given: Assignment) -> Lesson:
+        """Remember the spaces of all earlier tasks."""
+        self._spaces = given.memory
+        layers = self.network.masked_layers
+        self._before = {step: torch.empty_like(layers[step].weight) for step in self._spaces}
+        return super().begin(given)
+
+    @torch.no_grad()
+    def look(self, share: float) -> None:
+        """Remember the weights as they are before the step."""
+        for step, before in self._before.items():
+            before.copy_(self.network.masked_layers[step].weight)
+
+    @torch.no_grad()
+    def correct(self) -> None:
+        """Take back what the step did inside the remembered spaces."""
+        for step, space in self._spaces.items():
+            weight, before = self.network.masked_layers[step].weight, self._before[step]
+            moved = (weight - before).view(len(weight), -1)
+            weight.copy_(before + outside(moved, space).view_as(weight))
+
+    def finish(self, given: Assignment) -> Knowledge:
+        """Add the inputs of every layer to its space."""
+        self.settle(given.training, claims={})
+        chosen = torch.randperm(len(given.training), generator=given.generator)[: self.options.others.gpm_items]
+        inputs = self._inputs(given.training.images[chosen], given.generator)
+        energy = self.options.others.gpm_energy
+        spaces = {step: extended(self._spaces.get(step), seen, energy) for step, seen in inputs.items()}
+        return Knowledge(self.network.finished[given.task.name].head, spaces)
+
+    @torch.no_grad()
+    def _inputs(self, images: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """What every layer's weights are multiplied with, `[vectors, columns of the weight]`, by step."""
+        found: dict[str, Tensor] = {}
+
+        def collect(layer: MaskedLayer, x: Tensor) -> None:
+            seen = _columns(layer.step, x)
+            found[layer.step.name] = seen[torch.randperm(len(seen), generator=generator)[:MOST].to(seen.device)]
+
+        hooks = [
+            layer.register_forward_pre_hook(lambda layer, args: collect(layer, args[0]))
+            for layer in self.network.masked_layers.values()
+        ]
+        try:
+            self.network.features(images.to(self.network.device))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
+
+
+def _columns(step: Step, x: Tensor) -> Tensor:
+    """A layer's inputs as the vectors a row of its weight, laid flat, is multiplied with."""
+    if step.op == "linear":
+        return x
+    if step.op == "bias":
+        return torch.ones(1, 1, device=x.device)  # whatever comes in, it is added once
+    s = step.settings
+    patches = F.unfold(x, both(s["kernel"]), both(s["dilation"]), both(s["padding"]), both(s["stride"]))
+    columns = s["in"] // s["groups"] * both(s["kernel"])[0] * both(s["kernel"])[1]
+    return patches.transpose(1, 2).reshape(-1, columns)

@@ -1,0 +1,94 @@
+"""What all methods have in common: how a task begins, what is learned of it, and what is kept when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from etcl_deploy.config import Learning
+from etcl_deploy.learn.events import Report
+from etcl_deploy.learn.knowledge import Knowledge
+from etcl_deploy.learn.lesson import FULL, Lesson, Shares
+from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork, Masks
+from etcl_deploy.learn.task import Items, Task
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A task to be learned, and what there is to go by."""
+
+    task: Task
+    training: Items
+    validation: Items
+    past: Mapping[str, Knowledge]  # of earlier tasks, in order
+    generator: torch.Generator
+    report: Report
+
+    @property
+    def memory(self) -> Mapping[str, Tensor]:
+        """What the task before this one left to be remembered; nothing of the first."""
+        return list(self.past.values())[-1].memory if self.past else {}
+
+
+class Method:
+    """A way to learn tasks one after another over one backbone. As it stands: plain fine-tuning of a dense network.
+
+    `begin` is called when a task begins, `finish` when it was learned, the others at every step in between; whatever a
+    method must know of earlier tasks it finds in the assignment's `past`, where `finish` put it.
+    """
+
+    dense: ClassVar[bool] = True  # a task uses all weights while it is learned, not the share `density` of them
+    forgets: ClassVar[bool] = True  # later tasks may change what a finished one answers, other than by its head
+    learns_weights: bool = True
+    learns_scores: bool = False
+
+    def __init__(self, network: MaskedNetwork, options: Learning) -> None:
+        self.network = network
+        self.options = options
+        for layer in network.masked_layers.values():
+            layer.density = 1.0 if self.dense else network.density
+
+    def begin(self, given: Assignment) -> Lesson:
+        """Begin a task: nothing is kept of what was learned before but the weights themselves."""
+        self.network.begin(given.task.name, given.task.classes, given.generator)
+        return self.lesson(given.task)
+
+    def lesson(self, task: Task, shares: Shares = FULL, extra: Mapping[str, Tensor] | None = None) -> Lesson:
+        """What the task at hand is learned with, at `shares` of the learning rate."""
+        layers = self.network.masked_layers.values()
+        weights = [layer.weight for layer in layers] if self.learns_weights else []
+        scores = [layer.scores for layer in layers] if self.learns_scores else []
+        position = len(self.network.finished) + 1
+        return Lesson(self.network, task.name, self.options, position, (weights, scores), extra or {}, shares)
+
+    def first_step(self, lesson: Lesson, training: Items) -> None:
+        """What is done once, before the first step of a task."""
+
+    def look(self, share: float) -> None:
+        """What is done before a batch is looked at, after `share` of an epoch; 1: it is over."""
+
+    def penalty(self) -> Tensor | None:
+        """What is added to the loss of a batch."""
+        return None
+
+    def add_gradients(self, images: Tensor, labels: Tensor) -> None:
+        """What is done with the gradients of a batch before a step is taken along them."""
+
+    def correct(self) -> None:
+        """What is done after every step."""
+
+    def finish(self, given: Assignment) -> Knowledge:
+        """Fix the task for ever, and give what is to be known of it."""
+        self.settle(given.training, claims={})
+        return Knowledge(self.network.finished[given.task.name].head)
+
+    def settle(
+        self, training: Items, masks: Masks | None = None, claims: Masks | None = None, *, alone: bool = False
+    ) -> None:
+        """Fix mask and normalization, and claim weights; see `MaskedNetwork.finish`."""
+        batches = (training.images[part] for part in training.batches(EVALUATION_BATCH))
+        self.network.finish(batches, masks, claims, alone=alone)

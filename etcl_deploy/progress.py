@@ -1,0 +1,112 @@
+"""What a person sees while they wait: progress bars for training and downloads."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.text import Text
+
+from etcl_deploy.learn.events import Compared, EpochDone, Event, Resumed, SettingsChanged, StepDone, TaskDone, TaskStarted, Warned
+from etcl_deploy.render import GOOD, QUIET, plain
+
+
+class TrainingProgress:
+    """Two bars on a console: tasks of the sequence, epochs of the task at hand."""
+
+    def __init__(self, console: Console) -> None:
+        self.bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", style=QUIET, markup=False),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,  # bars are for eyes; a log gets the lines below
+        )
+        self.console = console
+        self.position = 0
+        self.similar = ""
+        self.sequence = self.bars.add_task("tasks", total=None, note="", visible=False)
+        self.epochs = self.bars.add_task("", total=None, note="", visible=False)
+
+    def __call__(self, event: Event) -> None:
+        """Show one event of the trainer."""
+        if isinstance(event, TaskStarted):
+            self.position = event.position
+            self.bars.update(self.sequence, total=event.total, visible=event.total > 1)
+            self.bars.reset(self.epochs, description=event.task, visible=True, note="")
+        elif isinstance(event, Resumed):
+            self.note(f"going on with {event.task}, epoch {event.epoch}")
+        elif isinstance(event, SettingsChanged):
+            self.note("from here on " + ", ".join(f"{key} = {value}" for key, value in event.values.items()))
+        elif isinstance(event, Warned):
+            self.note(f"{event.task}: {event.message}")
+        elif isinstance(event, Compared):
+            similar = [comparison.task for comparison in event.comparisons if comparison.similar]
+            names = ", ".join(similar) if len(similar) <= 3 else f"{len(similar)} earlier tasks"
+            self.similar = f"  similar to {names}" if similar else ""
+        elif isinstance(event, StepDone):
+            done = event.epoch - 1 + event.step / event.steps
+            self.bars.update(self.epochs, total=event.epochs, completed=done)
+            self.bars.update(self.sequence, completed=self.position - 1 + done / event.epochs)
+        elif isinstance(event, EpochDone):
+            held = "" if event.validation is None else f"  validation {event.validation:.1f} %"
+            self.bars.update(self.epochs, note=f"loss {event.loss:.3f}{held}")
+        elif isinstance(event, TaskDone):
+            self.bars.update(self.epochs, visible=False)
+            self.bars.update(self.sequence, completed=self.position)
+            row = event.run.matrix[-1]
+            quiet = f"{event.run.network.claimed():.0%} of the backbone claimed{self.similar}"
+            self.console.print(
+                Text.assemble(("✓ ", GOOD), plain(f"{event.task}: {row[-1]:.1f} %  "), plain(quiet, QUIET))
+            )
+
+    def note(self, text: str) -> None:
+        """Say something that stays on the screen."""
+        self.console.print(plain(text, "yellow"), soft_wrap=True)
+
+    def stage(self, what: str) -> None:
+        """Say what goes on between and after the tasks."""
+        self.bars.reset(self.epochs, description=what, visible=True, total=None, note="")
+
+
+class DownloadProgress:
+    """A bar for every file."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        self.bars = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
+        self._files: dict[str, TaskID] = {}
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        """Show how much of a file is there."""
+        if name not in self._files:
+            self._files[name] = self.bars.add_task(name, total=total)
+        self.bars.update(self._files[name], completed=done)
+
+    def __enter__(self) -> DownloadProgress:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()

@@ -1,0 +1,85 @@
+"""The page of a comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from etcl_deploy.compare import RECORD
+from etcl_deploy.errors import RunError
+from etcl_deploy.render import size
+from etcl_deploy.report import figures
+from etcl_deploy.report.page import Page, Picture, Section, Table
+
+BARS = {
+    "acc": ("Accuracy", "ACC, %", "{:.2f}", "Mean test accuracy of all tasks at the end."),
+    "fwt": ("Forward transfer", "FWT", "{:+.3f}", "How much better tasks are learned than by a network of their own."),
+    "bwt": (
+        "Backward transfer",
+        "BWT",
+        "{:+.3f}",
+        "What later tasks gave to earlier ones; below zero it is forgetting.",
+    ),
+}
+
+
+def compare_page(directory: Path) -> Page:
+    """What a comparison came to, as far as it got."""
+    try:
+        record = json.loads((directory / RECORD).read_text("utf-8"))
+        methods, runs = record["methods"], record["runs"]
+        sections = [_table(methods), *_bars(methods), _over_time(runs)]
+        first = runs[0]
+        return Page(
+            title=f"{record['recipe'] or directory.name}: {len(methods)} methods side by side",
+            lead=f"{len(first['tasks'])} tasks, the same items, epochs and order for each.",
+            notes=sorted({words for run in runs for words in run["partial"]}),
+            facts=[("methods", str(len(methods))), ("tasks", str(len(first["tasks"]))), ("runs", str(len(runs)))],
+            sections=sections,
+            footer="made with etcl compare",
+        )
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise RunError(f"{directory / RECORD} is damaged: {error!r}") from None
+
+
+def _table(methods: Sequence[Mapping[str, Any]]) -> Section:
+    forms = {"acc": "{:.2f}", "fwt": "{:.3f}", "bwt": "{:.3f}", "seconds": "{:.0f}"}
+    rows = []
+    for row in methods:
+        cells = [_figure(row[name], form) for name, form in forms.items()]
+        known = row["bytes"]["mean"]
+        rows.append([row["method"], str(len(row["seeds"])), *cells, "-" if known is None else size(known)])
+    head = ["method", "seeds", "ACC, %", "FWT", "BWT", "seconds", "size"]
+    lead = "Mean and deviation over the seeds. Size is what it takes to predict all tasks."
+    return Section("table", "Methods", lead, tables=[Table(head, rows)])
+
+
+def _bars(methods: Sequence[Mapping[str, Any]]) -> list[Section]:
+    sections = []
+    for name, (title, label, form, lead) in BARS.items():
+        values = {row["method"]: (row[name]["mean"], row[name]["deviation"]) for row in methods}
+        if any(mean is not None for mean, _ in values.values()):
+            picture = Picture(lead, figures.bars(values, label, form))
+            sections.append(Section(name, title, lead, [picture]))
+    return sections
+
+
+def _over_time(runs: Sequence[Mapping[str, Any]]) -> Section:
+    series: dict[str, list[float | None]] = {}
+    for method in dict.fromkeys(run["method"] for run in runs):
+        matrices = [run["matrix"] for run in runs if run["method"] == method]
+        means = [[None if None in row else fmean(row) for row in matrix] for matrix in matrices]
+        columns = zip(*means, strict=False)
+        series[method] = [None if None in column else fmean(column) for column in columns]
+    lead = "Mean test accuracy of all tasks learned so far, after every task; mean over the seeds."
+    picture = figures.lines(series, "tasks learned", "mean test accuracy, %")
+    return Section("over-time", "Accuracy over time", lead, [Picture(lead, picture)])
+
+
+def _figure(value: Mapping[str, float | None], form: str) -> str:
+    if value["mean"] is None:
+        return "-"
+    return form.format(value["mean"]) + ("" if value["deviation"] is None else f" ± {form.format(value['deviation'])}")

@@ -1,0 +1,195 @@
+"""The page of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from etcl_deploy.compare import one_beside
+from etcl_deploy.learn.directory import Stored, how_to_go_on, load
+from etcl_deploy.learn.measures import needed_bytes, overlap, used_over_time
+from etcl_deploy.logs import EVENTS
+from etcl_deploy.render import size
+from etcl_deploy.report import figures
+from etcl_deploy.report.page import Page, Picture, Section, Table
+
+
+def run_page(directory: Path) -> Page:
+    """What a run came to, as far as it got."""
+    stored = load(directory)
+    alone = one_beside(directory)
+    summary = stored.summary(load(alone) if alone else None)
+    sections = [_accuracy(summary), *_curves(summary), *_similarity(summary), *_masks(stored), _sizes(stored)]
+    sections += [*_progress(directory), _settings(stored)]
+    return Page(
+        title=f"{summary['recipe'] or directory.name}: {len(summary['tasks'])} tasks learned with {summary['method']}",
+        lead=f"{stored.config.network.backbone}, density {stored.config.network.density}, seed {summary['seed']}",
+        notes=_notes(stored, directory),
+        facts=_facts(summary),
+        sections=sections,
+        footer=f"run {stored.digest[:16]}, made with etcl-deploy {stored.run.versions['etcl_deploy']}",
+    )
+
+
+def _notes(stored: Stored, directory: Path) -> list[str]:
+    notes = list(stored.partial)
+    if stored.waiting:
+        done, total = len(stored.run.tasks), len(stored.run.tasks) + len(stored.waiting)
+        notes.append(f"{done} of {total} tasks are learned; go on with: {how_to_go_on(directory)}")
+    return notes
+
+
+def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("average accuracy (ACC)", _shown(summary["acc"], "{:.2f} %")),
+        ("backward transfer (BWT)", _shown(summary["bwt"], "{:+.4f}")),
+        ("forward transfer (FWT)", _shown(summary["fwt"], "{:+.4f}")),
+        ("backbone claimed", _shown(summary["claimed"], "{:.0%}")),
+        ("time", f"{summary['seconds']:.0f} s"),
+    ]
+
+
+def _accuracy(summary: Mapping[str, Any]) -> Section:
+    names, matrix = summary["tasks"], summary["matrix"]
+    values = np.full((len(names), len(names)), np.nan)
+    for column, row in enumerate(matrix):
+        for task, value in enumerate(row):
+            values[task, column] = np.nan if value is None else value
+    known = values[~np.isnan(values)]
+    low = float(np.floor(known.min() / 10) * 10) if len(known) else 0.0
+    picture = figures.heat_map(
+        values,
+        names,
+        label="test accuracy, %",
+        rows="task",
+        columns="after learning task",
+        limits=(min(low, 90.0), 100.0),
+    )
+    head = ["task", *(f"after {number + 1}" for number in range(len(names)))]
+    rows = [
+        [f"{task + 1} {name}", *("" if n < task else _shown(matrix[n][task], "{:.1f}") for n in range(len(matrix)))]
+        for task, name in enumerate(names)
+    ]
+    lead = "Test accuracy of every task after each one was learned. A row that fades would be forgetting."
+    return Section("accuracy", "Accuracy", lead, [Picture(lead, picture)], [Table(head, rows, "as a table")])
+
+
+def _curves(summary: Mapping[str, Any]) -> list[Section]:
+    if len(summary["tasks"]) < 2:
+        return []
+    names, matrix = summary["tasks"], summary["matrix"]
+    lead = (
+        "The same over time: each line begins where its task was learned. It stays level where nothing is forgotten, "
+        "and rises where later tasks help."
+    )
+    sections = [Section("over-time", "Accuracy over time", lead, [Picture(lead, figures.task_curves(matrix, names))])]
+    change = {
+        name: (None if matrix[-1][n] is None or matrix[n][n] is None else matrix[-1][n] - matrix[n][n], None)
+        for n, name in enumerate(names[:-1])
+    }
+    if any(value for value, _ in change.values()):
+        lead = "What later tasks gave to, or took from, each earlier one, in points of accuracy."
+        picture = figures.bars(change, "change since it was learned, points", "{:+.1f}")
+        sections.append(Section("backward", "Backward transfer", lead, [Picture(lead, picture)]))
+    return sections
+
+
+def _similarity(summary: Mapping[str, Any]) -> list[Section]:
+    rows = [(task, found) for task, comparisons in summary["comparisons"].items() for found in comparisons]
+    if not rows:
+        return []
+    names = summary["tasks"]
+    place = {name: number for number, name in enumerate(names)}
+    gaps, marked = np.full((len(names), len(names)), np.nan), np.zeros((len(names), len(names)), dtype=bool)
+    for task, found in rows:
+        gaps[place[task], place[found["task"]]] = found["gap"]
+        marked[place[task], place[found["task"]]] = found["similar"]
+    lead = (
+        "How much closer an earlier task's sub-network brings a new task than it was by nature (the gap). "
+        "Framed: taken for similar, so that one helps the other."
+    )
+    picture = figures.heat_map(
+        gaps,
+        names,
+        label="gap",
+        rows="new task",
+        columns="held against",
+        limits=(min(0.0, float(np.nanmin(gaps))), max(1.0, float(np.nanmax(gaps)))),
+        marked=marked,
+        form="{:.2f}",
+    )
+    head = ["task", "held against", "distance", "untrained", "gap", "similar", "reason"]
+    cells = [
+        [
+            task,
+            f["task"],
+            f"{f['distance']:.3f}",
+            f"{f['original']:.3f}",
+            f"{f['gap']:.3f}",
+            "yes" if f["similar"] else "no",
+            f["reason"],
+        ]
+        for task, f in rows
+    ]
+    return [Section("similarity", "Similar tasks", lead, [Picture(lead, picture)], [Table(head, cells, "as a table")])]
+
+
+def _masks(stored: Stored) -> list[Section]:
+    states = list(stored.run.network.finished.values())
+    lead = "Of the weights two tasks use, the share both do; and how much of the backbone is in use."
+    pictures = []
+    if len(states) > 1:
+        shared = overlap(states).numpy()
+        drawn = figures.heat_map(
+            shared, stored.run.tasks, label="shared", rows="task", columns="task", limits=(0.0, 1.0), form="{:.2f}"
+        )
+        used = figures.lines(
+            {"used": [100 * share for share in used_over_time(states)]}, "tasks learned", "weights in use, %", 0
+        )
+        pictures = [Picture("Overlap of masks", drawn), Picture("Weights in use over time", used)]
+    return [Section("masks", "Masks", lead, pictures)] if pictures else []
+
+
+def _sizes(stored: Stored) -> Section:
+    sizes = needed_bytes(stored.run.network)
+    total = sum(sizes.values())
+    lead = f"What it takes to predict all tasks: {size(total)}, weights in single precision, a bit a weight for masks."
+    picture = figures.bars({part: (count / 1e6, None) for part, count in sizes.items()}, "MB", "{:.2f}")
+    rows = [[part, size(count), f"{count / total:.1%}"] for part, count in sizes.items()]
+    return Section(
+        "sizes", "Sizes", lead, [Picture(lead, picture)], [Table(["part", "bytes", "share"], rows, "as a table")]
+    )
+
+
+def _progress(directory: Path) -> list[Section]:
+    """Loss and validation accuracy epoch by epoch, from the log."""
+    path = directory / EVENTS
+    if not path.exists():
+        return []
+    events = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    epochs = {(e["task"], e["epoch"]): e for e in events if e["event"] == "EpochDone"}  # after a resumption the latest
+    if not epochs:
+        return []
+    losses = [event["loss"] for event in epochs.values()]
+    held = [event["validation"] for event in epochs.values()]
+    pictures = [
+        Picture("Training loss", figures.lines({"loss": losses}, "epochs, all tasks in a row", "training loss", 0))
+    ]
+    if any(value is not None for value in held):
+        drawn = figures.lines({"validation": held}, "epochs, all tasks in a row", "validation accuracy, %")
+        pictures.append(Picture("Validation accuracy", drawn))
+    return [Section("learning", "Learning", "Epoch by epoch; every task begins with a jump.", pictures)]
+
+
+def _settings(stored: Stored) -> Section:
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(stored.run.versions.items()))
+    text = json.dumps(stored.config.as_json(), indent=2)
+    return Section("settings", "Settings and versions", f"Learned with {versions}.", text=text)
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,56 @@
+"""The page: parts of it as data, and how they become HTML that needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from jinja2 import Environment, StrictUndefined
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing, and what it shows in words, for those who cannot see it."""
+
+    label: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts; `folded` names a table that is shown when asked for."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    folded: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading."""
+
+    id: str
+    title: str
+    lead: str
+    pictures: Sequence[Picture] = ()
+    tables: Sequence[Table] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that is on the page."""
+
+    title: str
+    lead: str
+    notes: Sequence[str]
+    facts: Sequence[tuple[str, str]]
+    sections: Sequence[Section]
+    footer: str
+
+    def as_html(self) -> str:
+        """One self-contained document; every text is escaped."""
+        source = (resources.files("etcl_deploy.report") / "page.html").read_text("utf-8")
+        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        return environment.from_string(source).render(vars(self)) + "\n"

@@ -1,0 +1,148 @@
+"""Methods side by side, and the page that shows them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from test_cli import answer, etcl, fails
+from test_train import photos, settings  # noqa: F401
+
+from etcl_deploy.compare import Comparison, compare
+from etcl_deploy.config import Config
+from etcl_deploy.errors import ConfigError, RunError
+from etcl_deploy.learn.directory import load
+from etcl_deploy.learn.events import Event, TaskStarted
+from etcl_deploy.learn.measures import needed_bytes, overlap, used_over_time
+from etcl_deploy.report.write import write_report
+
+
+def config() -> Config:
+    return Config().with_values(settings())
+
+
+def run(data: Path, directory: Path, methods: list[str], seeds: int = 1, **values: object) -> Comparison:
+    made = config().with_values(values)
+    return compare(made, data, methods, seeds, directory, "cpu", lambda event: None)
+
+
+def test_every_method_gets_the_same(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Tasks, order, epochs; the table is there in three forms, and forward transfer where `one` is."""
+    made = run(photos, tmp_path / "c", ["one", "wsn", "naive"], seeds=2)
+    assert [(row.method, row.seeds) for row in made.rows] == [("one", (0, 1)), ("wsn", (0, 1)), ("naive", (0, 1))]
+    assert {tuple(found["tasks"]) for found in made.runs} == {("a", "b", "c")}
+    one, wsn, _ = made.rows
+    assert one.fwt.mean is None and wsn.fwt.mean is not None and wsn.bwt.mean == 0
+    assert wsn.acc.deviation is not None
+    record = json.loads((tmp_path / "c" / "compare.json").read_text())
+    assert record == json.loads(json.dumps(made.as_json()))
+    rows = list(csv.DictReader((tmp_path / "c" / "compare.csv").read_text().splitlines()))
+    assert [row["method"] for row in rows] == ["one", "wsn", "naive"] and float(rows[1]["bwt_mean"]) == 0
+    assert rows[0]["fwt_mean"] == ""
+    assert float(rows[0]["bytes_mean"]) > 2 * float(rows[2]["bytes_mean"])  # three networks against one
+
+
+def test_it_goes_on_where_it_stopped(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """What is learned is not learned again; other settings are refused, and so is what is no method."""
+
+    class StopError(Exception):
+        pass
+
+    def stop(event: Event) -> None:
+        if isinstance(event, TaskStarted) and event.task == "b":
+            raise StopError
+
+    with pytest.raises(StopError):
+        compare(config(), photos, ["wsn"], 1, tmp_path / "c", "cpu", stop)
+    assert load(tmp_path / "c" / "runs" / "wsn-0").waiting == ["b", "c"]
+    first = run(photos, tmp_path / "c", ["wsn"])
+    again = run(photos, tmp_path / "c", ["naive", "wsn"])
+    assert again.runs[1] == first.runs[0]
+    with pytest.raises(RunError, match="wsn-0 was learned with other settings"):
+        run(photos, tmp_path / "c", ["wsn"], epochs=3)
+    for wrong in (["wsn", "magic"], [], ["wsn", "wsn"]):
+        with pytest.raises(ConfigError, match="methods are etcl, wsn"):
+            run(photos, tmp_path / "d", wrong)
+    assert not (tmp_path / "d").exists()
+
+
+def test_forward_transfer_of_a_run(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """`etcl eval` finds the run of `one` beside it, or is told one: of the same items, or it is refused."""
+    made = run(photos, tmp_path / "c", ["one", "wsn"])
+    runs = tmp_path / "c" / "runs"
+    gain = made.runs[1]["fwt"]
+    assert gain == load(runs / "wsn-0").summary(load(runs / "one-0"))["fwt"]
+    assert answer("eval", runs / "wsn-0")["fwt"] == gain
+    assert f"FWT {gain:+.4f}" in etcl("eval", runs / "wsn-0").stdout
+    assert answer("eval", runs / "one-0")["fwt"] is None
+    shutil.copytree(runs / "wsn-0", tmp_path / "alone")
+    assert answer("eval", tmp_path / "alone")["fwt"] is None
+    assert answer("eval", tmp_path / "alone", "--one", runs / "one-0")["fwt"] == gain
+    assert "against a run of one, not of wsn" in fails("eval", runs / "one-0", "--one", runs / "wsn-0")
+    (photos / "b" / "class-0" / "extra.png").write_bytes((photos / "a" / "class-0" / "0.png").read_bytes())
+    run(photos, tmp_path / "d", ["one"])
+    other = tmp_path / "d" / "runs" / "one-0"
+    assert "has not learned 'b' from the same items" in fails("eval", runs / "wsn-0", "--one", other)
+
+
+def test_what_is_measured_of_masks(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """A mask overlaps itself wholly; use only grows; sizes count what is used."""
+    run(photos, tmp_path / "c", ["etcl"])
+    network = load(tmp_path / "c" / "runs" / "etcl-0").run.network
+    states = list(network.finished.values())
+    shared = overlap(states)
+    assert shared.diagonal().tolist() == [1, 1, 1] and bool((shared == shared.T).all())
+    used = used_over_time(states)
+    assert used == sorted(used) and used[-1] == pytest.approx(network.claimed())
+    sizes = needed_bytes(network)
+    weights = sum(layer.weight.numel() for layer in network.masked_layers.values())
+    assert sizes["backbone"] == pytest.approx(4 * weights * network.claimed())
+    assert 3 * weights / 8 <= sizes["masks"] <= 3 * weights / 8 + 3 * len(states[0].masks)
+
+
+def test_a_page_of_each(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """One file that names every task and method and asks nothing of the network; names are shown as they are."""
+    odd = photos / "a <b> & $x$"
+    (photos / "a").rename(odd)
+    run(photos, tmp_path / "c", ["one", "etcl"])
+    write_report(tmp_path / "c", tmp_path / "compare.html")
+    write_report(tmp_path / "c" / "runs" / "etcl-0", tmp_path / "run.html")
+    for page in (tmp_path / "compare.html", tmp_path / "run.html"):
+        text = page.read_text("utf-8")
+        assert "http://" not in text.replace("http://www.w3.org/", "") and "https://" not in text
+        assert "<script" not in text and "currentColor" in text and "prefers-color-scheme: dark" in text
+    text = (tmp_path / "run.html").read_text("utf-8")
+    assert "a &lt;b&gt; &amp; $x$" in text and "<b>" not in text
+    for heading in ("Accuracy over time", "Similar tasks", "Masks", "Sizes", "Learning", "Settings and versions"):
+        assert f"<h2>{heading}</h2>" in text
+    with pytest.raises(RunError, match="is a directory; name a file"):
+        write_report(tmp_path / "c", tmp_path)
+    with pytest.raises(RunError, match="holds no run"):
+        write_report(tmp_path / "none", tmp_path / "x.html")
+    (tmp_path / "c" / "compare.json").write_text("{}")
+    with pytest.raises(RunError, match="is damaged: KeyError"):
+        write_report(tmp_path / "c", tmp_path / "x.html")
+
+
+def test_pages_of_short_and_unfinished_runs(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """One task alone has no transfer to show; what is left to learn is said, with how to go on."""
+    run(photos, tmp_path / "c", ["wsn"], tasks=1)
+    directory = tmp_path / "c" / "runs" / "wsn-0"
+    write_report(directory, tmp_path / "one.html")
+    text = (tmp_path / "one.html").read_text("utf-8")
+    assert "Accuracy over time" not in text and "<h2>Accuracy</h2>" in text
+
+    class StopError(Exception):
+        pass
+
+    def stop(event: Event) -> None:
+        if isinstance(event, TaskStarted) and event.task == "b":
+            raise StopError
+
+    with pytest.raises(StopError):
+        compare(config(), photos, ["wsn"], 1, tmp_path / "d", "cpu", stop)
+    write_report(tmp_path / "d" / "runs" / "wsn-0", tmp_path / "half.html")
+    assert "1 of 3 tasks are learned; go on with: etcl train --run" in (tmp_path / "half.html").read_text("utf-8")

@@ -1,0 +1,271 @@
+"""Every method, checked by what defines it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from test_lesson import StopError, everything, with_dropout
+from test_network import make_tasks, small
+from test_transfer import learn
+from torch import Tensor
+
+from etcl_deploy.build import build_network
+from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.config import Config, Learning, Similarity, Transfer
+from etcl_deploy.deploy import bundle_run
+from etcl_deploy.errors import ConfigError, ExportError
+from etcl_deploy.export.to_onnx import export_task
+from etcl_deploy.learn import tensors as parts
+from etcl_deploy.learn.events import Event, StepDone
+from etcl_deploy.learn.lesson import Snapshot
+from etcl_deploy.learn.methods import METHODS, Assignment
+from etcl_deploy.learn.methods.dense import Ewc
+from etcl_deploy.learn.methods.hat import masks_of, unit_chains
+from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.task import Task
+from etcl_deploy.learn.trainer import learn_sequence, predict
+from etcl_deploy.runtime.predictor import Predictor
+
+BASE = Learning(
+    epochs=3,
+    batch_size=16,
+    learning_rate=0.01,
+    similarity=Similarity(similar="all"),
+    transfer=Transfer(backward="off"),
+)
+KEEP = [name for name, method in METHODS.items() if not method.forgets]
+NETWORKS = ["fcn3", "resnet18", "lenet5"]
+
+
+def options(method: str, **changes: object) -> Learning:
+    return replace(BASE, method=method, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("backbone", NETWORKS)
+def test_every_method_learns(method: str, backbone: str) -> None:
+    """Two easy tasks on every kind of network, each far above chance when it is learned."""
+    run = learn_sequence(small(backbone, width=16), make_tasks(2, items=90), options(method, epochs=15))
+    assert min(row[-1] or 0 for row in run.matrix) > 60
+
+
+@pytest.mark.parametrize("method", KEEP)
+@pytest.mark.parametrize("backbone", NETWORKS)
+def test_masks_do_not_forget(method: str, backbone: str) -> None:
+    """Features and heads of finished tasks keep their bits."""
+    _, seen = learn(small(backbone), make_tasks(3), options(method))
+    for before, after in pairwise(seen):
+        assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def contradicting(count: int) -> list[Task]:
+    """Tasks whose images are alike and whose labels are not: the class depends on another part of the image."""
+    generator = torch.Generator().manual_seed(3)
+    tasks = []
+    for number in range(count):
+        images = torch.randint(0, 256, (90, 16, 16, 1), generator=generator).to(torch.uint8)
+        corners = torch.randint(0, 2, (90, count), generator=generator)
+        for place in range(count):
+            images[:, 4 * place : 4 * place + 4] = (200 * corners[:, place]).view(-1, 1, 1, 1).to(torch.uint8)
+        labels = corners[:, number]
+        tasks.append(Task(f"t{number}", ("a", "b"), images[:60], labels[:60], images[60:], labels[60:]))
+    return tasks
+
+
+def test_fine_tuning_forgets_and_masks_do_not() -> None:
+    """The same tasks: what naive loses of the first one, wsn keeps."""
+    final = {}
+    for method in ("naive", "wsn"):
+        run = learn_sequence(small("fcn3", width=16), contradicting(3), options(method, epochs=30))
+        final[method] = (run.matrix[0][0], run.matrix[-1][0])
+    assert final["naive"][0] == 100 and (final["naive"][1] or 0) < 90
+    assert final["wsn"][0] == final["wsn"][1] == 100
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_taken_up_again_it_ends_the_same(method: str) -> None:
+    """Whatever a method remembers of this task and earlier ones, an interruption changes no bit."""
+    tasks, settings = make_tasks(2), options(method)
+    whole = with_dropout()
+    learn_sequence(whole, tasks, settings)
+    taken: list[Snapshot] = []
+
+    def stop(event: Event) -> None:
+        if isinstance(event, StepDone) and event.task == "t1" and event.step == 1 and event.epoch == 2:
+            taken.append(event.snapshot())
+            raise StopError
+
+    left = with_dropout()
+    with pytest.raises(StopError):
+        learn_sequence(left, tasks, settings, stop)
+    again = with_dropout()
+    first = learn_sequence(again, tasks[:1], settings)
+    learn_sequence(again, tasks[1:], settings, before=first, earlier=tasks[:1], snapshot=taken[0])
+    assert everything(again) == everything(whole)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_finished_task_is_kept_as_tensors(method: str) -> None:
+    """Taken apart and put together in a new network it answers the same."""
+    network, tasks = small("resnet18"), make_tasks(2)
+    run = learn_sequence(network, tasks, options(method))
+    other = small("resnet18")
+    parts.restore_backbone(other, parts.backbone_tensors(network))
+    for name, state in network.finished.items():
+        tensors = parts.task_tensors(state, run.knowledge[name], {})
+        other.restore(parts.task_from(tensors, other, name, state.classes))
+        assert parts.under(tensors, "knowledge").keys() == run.knowledge[name].memory.keys()
+    for task in tasks:
+        assert torch.equal(predict(other, task.name, task.test_x), predict(network, task.name, task.test_x))
+
+
+def weights(network: MaskedNetwork) -> dict[str, Tensor]:
+    return {step: layer.weight.detach().clone() for step, layer in network.masked_layers.items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_bundles_and_exports_like_etcl(method: str, tmp_path: Path) -> None:
+    """Predictor and onnxruntime answer as the network does; networks of their own do not fit into one bundle."""
+    config = Config().with_values({"backbone": "lenet5", "size": 16, "channels": 1, "width": 6, "epochs": 1})
+    tasks = make_tasks(3)
+    run = learn_sequence(build_network(config), tasks, options(method))
+    path = tmp_path / "x.etcl"
+    if method == "one":
+        with pytest.raises(ExportError, match="'t0' has a whole network of its own"):
+            bundle_run(run, config, path)
+        assert not path.exists()
+        return
+    bundle_run(run, config, path)
+    predictor = Predictor(load_bundle(path))
+    for task in tasks:
+        expected = predict(run.network, task.name, task.test_x).softmax(1)
+        answers = predictor.predict(list(task.test_x), [task.name] * len(task.test_x))
+        scores = torch.tensor([list(answer.scores.values()) for answer in answers])
+        torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-4)
+    report = export_task(load_bundle(path), "t2", tmp_path / "t.onnx", tasks[2].test_x)
+    assert report.parity.same_class == len(tasks[2].test_x)
+
+
+def test_supsup_never_changes_a_weight() -> None:
+    """Only masks are learned, and each task has its own."""
+    network = small("resnet18")
+    before = weights(network)
+    learn_sequence(network, make_tasks(2), options("supsup"))
+    assert all(torch.equal(value, before[step]) for step, value in weights(network).items())
+    first, second = network.finished.values()
+    assert any(not torch.equal(first.masks[step], second.masks[step]) for step in before)
+
+
+def test_piggyback_learns_weights_once() -> None:
+    """With the first task, all of them; after that only masks of the stated density."""
+    network, tasks = small("resnet18", density=0.25), make_tasks(3)
+    run = learn_sequence(network, tasks[:1], options("piggyback"))
+    before = weights(network)
+    learn_sequence(network, tasks[1:], options("piggyback"), before=run)
+    assert all(torch.equal(value, before[step]) for step, value in weights(network).items())
+    assert all(bool(mask.all()) for mask in network.finished["t0"].masks.values())
+    for mask in network.finished["t2"].masks.values():
+        assert int(mask.sum()) == round(0.25 * mask.numel())
+
+
+def test_piggyback_takes_its_weights_from_a_file(tmp_path: Path) -> None:
+    """Of a run's backbone, say; a file that does not fit is refused by what is missing."""
+    network = small("fcn3")
+    path = tmp_path / "backbone.safetensors"
+    save_file({f"{step}/weight": value + 1 for step, value in weights(network).items()}, path)
+    before = weights(network)
+    settings = options("piggyback", others=replace(BASE.others, weights=str(path)))
+    learn_sequence(network, make_tasks(2), settings)
+    assert all(torch.equal(value, before[step] + 1) for step, value in weights(network).items())
+    assert not all(bool(mask.all()) for mask in network.finished["t0"].masks.values())
+    with pytest.raises(ConfigError, match=r"weights: .* has shape .* is right"):
+        learn_sequence(small("fcn3", width=7), make_tasks(1), settings)
+    missing = options("piggyback", others=replace(BASE.others, weights=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match="weights: cannot read"):
+        learn_sequence(small("fcn3"), make_tasks(1), missing)
+
+
+def test_one_knows_nothing_of_other_tasks() -> None:
+    """The second task comes out the same whatever the first one was."""
+    first, other, second = make_tasks(3)
+    networks = small("resnet18"), small("resnet18")
+    for network, before in zip(networks, (first, other), strict=True):
+        learn_sequence(network, [before, second], options("one"))
+    answers = [predict(network, second.name, second.test_x) for network in networks]
+    assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("backbone", NETWORKS)
+def test_gpm_moves_orthogonally_to_what_it_remembers(backbone: str, optimizer: str) -> None:
+    """The whole change of every layer during the second task, whatever the optimizer, is outside the stored space."""
+    network, tasks = small(backbone), make_tasks(2)
+    settings = options("gpm", optimizer=optimizer)
+    run = learn_sequence(network, tasks[:1], settings)
+    before, spaces = weights(network), run.knowledge["t0"].memory
+    later = learn_sequence(network, tasks[1:], settings, before=run)
+    moved = 0.0
+    for step, layer in network.masked_layers.items():
+        space = spaces[step]
+        assert torch.allclose(space @ space.T, torch.eye(len(space)), atol=1e-4)
+        change = (layer.weight.detach() - before[step]).view(len(layer.weight), -1)
+        assert float((change @ space.T).norm()) <= 1e-4 * max(float(layer.weight.detach().norm()), 1.0)
+        moved += float(change.norm())
+        grown = later.knowledge["t1"].memory[step]
+        assert float((space - (space @ grown.T) @ grown).norm()) < 1e-3 * len(space)  # what was held still is
+    assert moved > 0.01, "nothing moved: this would prove nothing"
+
+
+def test_ewc_holds_on_to_what_matters() -> None:
+    """Its penalty is the parabola its paper states; a strong one leaves important weights where they were."""
+    network, tasks = small("fcn3"), make_tasks(2)
+    run = learn_sequence(network, tasks[:1], options("ewc"))
+    before, memory = weights(network), run.knowledge["t0"].memory
+    method = Ewc(network, options("ewc"))
+    items = tasks[1].training
+    method.begin(Assignment(tasks[1], items, items, run.knowledge, torch.Generator(), lambda event: None))
+    network.train()
+    network(tasks[1].train_x[:4])
+    found = method.penalty()
+    assert found is not None and float(found.detach()) == 0  # at the centre
+    with torch.no_grad():
+        for work in network.work.values():
+            work.weight.add_(0.1)
+    network(tasks[1].train_x[:4])
+    moved = method.penalty()
+    importance = torch.cat([memory[f"{step}/importance"].flatten() for step in before])
+    assert moved is not None
+    assert float(moved.detach()) == pytest.approx(100 / 2 * 0.01 * float(importance.sum()), rel=1e-3)
+
+    def drift(strength: float) -> float:
+        other = small("fcn3")
+        settings = options("ewc", others=replace(BASE.others, ewc_strength=strength))
+        first = learn_sequence(other, tasks[:1], settings)
+        start = weights(other)
+        learn_sequence(other, contradicting(2)[1:], settings, before=first)
+        known = first.knowledge["t0"].memory
+        return sum(float((known[f"{s}/importance"] * (w - start[s]).square()).sum()) for s, w in weights(other).items())
+
+    assert drift(1e6) < 0.1 * drift(0.0)
+
+
+def test_hat_turns_its_gates_into_masks() -> None:
+    """A weight is a task's if the units at both ends are; closed units give nothing, so masks say it all."""
+    network, tasks = small("resnet18", width=8), make_tasks(2)
+    run = learn_sequence(network, tasks, options("hat", epochs=6))
+    for state in network.finished.values():
+        for step, mask in state.masks.items():
+            rows = mask.flatten(1).any(1)
+            columns = mask.transpose(0, 1).flatten(1).any(1)
+            outer = rows.view(-1, 1) & columns
+            assert torch.equal(mask, outer.view(*outer.shape, *([1] * (mask.ndim - 2))).expand_as(mask)), step
+    used = run.knowledge["t1"].memory
+    assert all(bool((used[step] >= gate).all()) for step, gate in run.knowledge["t0"].memory.items())
+    claimed = masks_of(network.plan, unit_chains(network.plan), used)
+    assert all(torch.equal(layer.claimed, claimed[step]) for step, layer in network.masked_layers.items())
+    assert 0 < network.claimed() < 1
