@@ -18,12 +18,11 @@ from typing import Any
 
 from etcl_deploy import atomic
 from etcl_deploy.config import Config
-from etcl_deploy.errors import ConfigError, RunError
+from etcl_deploy.errors import RunError
 from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.directory import Stored
 from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.measures import needed_bytes
-from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.origins import Note
 from etcl_deploy.train import resume, train
 
@@ -56,17 +55,17 @@ class Row:
 class Comparison:
     """The table, and the summary of every run behind it."""
 
-    config: Config  # but for method and seed
+    configs: Mapping[str, Config]  # by method, but for the seed
     rows: tuple[Row, ...]
     runs: tuple[Mapping[str, Any], ...]
 
     def as_json(self) -> dict[str, Any]:
         """What `etcl compare --json` prints."""
         return {
-            "recipe": self.config.recipe,
+            "recipe": next(iter(self.configs.values())).recipe,
             "methods": [asdict(row) for row in self.rows],
             "runs": list(self.runs),
-            "config": self.config.as_json(),
+            "configs": {method: config.as_json() for method, config in self.configs.items()},
         }
 
     def as_csv(self) -> str:
@@ -81,9 +80,8 @@ class Comparison:
 
 
 def compare(
-    config: Config,
+    configs: Mapping[str, Config],
     data: Path | None,
-    methods: Sequence[str],
     seeds: int,
     directory: Path,
     device: str,
@@ -92,22 +90,18 @@ def compare(
     stage: Callable[[str], None] = lambda text: None,
     root: Path | None = None,
 ) -> Comparison:
-    """Learn with every method and seed what is not learned yet; the table is written after each."""
-    unknown = [name for name in methods if name not in METHODS]
-    if unknown or not methods or len(set(methods)) != len(methods):
-        raise ConfigError(f"methods are {', '.join(METHODS)}, each once, not {', '.join(methods)}")
+    """Learn with every method, by its config, and every seed what is not learned yet; tables are written after each."""
     found: dict[tuple[str, int], Stored] = {}
     for seed in range(seeds):
-        for method in methods:
+        for method, config in configs.items():
             stage(f"{method}, seed {seed}")
+            run = directory / "runs" / f"{method}-{seed}"
             wanted = config.with_values({"method": method, "seed": seed})
-            found[method, seed] = _learned(
-                wanted, data, directory / "runs" / f"{method}-{seed}", device, report, note, root
-            )
-            made = _table(config, methods, found)
+            found[method, seed] = _learned(wanted, data, run, device, report, note, root)
+            made = _table(configs, found)
             atomic.write_bytes(directory / RECORD, json.dumps(made.as_json(), indent=1, allow_nan=False).encode())
             atomic.write_bytes(directory / TABLE, made.as_csv().encode())
-    return made
+    return _table(configs, found)
 
 
 def one_beside(run: Path) -> Path | None:
@@ -131,19 +125,19 @@ def _learned(
     return directories.load(run)
 
 
-def _table(config: Config, methods: Sequence[str], found: Mapping[tuple[str, int], Stored]) -> Comparison:
+def _table(configs: Mapping[str, Config], found: Mapping[tuple[str, int], Stored]) -> Comparison:
     summaries = {}
     for (method, seed), stored in found.items():
         one = found.get(("one", seed)) if method != "one" else None
         size = sum(needed_bytes(stored.run.network).values())
         summaries[method, seed] = {**stored.summary(one), "bytes": size, "versions": dict(stored.run.versions)}
     rows = []
-    for method in methods:
+    for method in configs:
         runs = {seed: summary for (name, seed), summary in summaries.items() if name == method}
         if runs:
             figures = (_figure([run[name] for run in runs.values()]) for name in FIGURES)
             rows.append(Row(method, tuple(runs), *figures))
-    return Comparison(config, tuple(rows), tuple(summaries.values()))
+    return Comparison(configs, tuple(rows), tuple(summaries.values()))
 
 
 def _figure(values: Sequence[float | None]) -> Figure:

@@ -20,7 +20,17 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from etcl_deploy.learn.events import Compared, EpochDone, Event, Resumed, SettingsChanged, StepDone, TaskDone, TaskStarted, Warned
+from etcl_deploy.learn.events import (
+    Compared,
+    EpochDone,
+    Event,
+    Resumed,
+    SettingsChanged,
+    StepDone,
+    TaskDone,
+    TaskStarted,
+    Warned,
+)
 from etcl_deploy.render import GOOD, QUIET, plain
 
 

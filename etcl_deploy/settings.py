@@ -24,14 +24,25 @@ def recipe_names() -> list[str]:
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
 
 
-def load_recipe(name: str) -> Config:
-    """The recipe of that name, or in a file of the user's own, NAME.toml."""
+def load_recipe(name: str, method: str | None = None) -> Config:
+    """The recipe of that name, or in a file of the user's own, NAME.toml; as it is for that method.
+
+    A table `[methods.NAME]` holds, by their bare names, the settings in which a method differs from the rest.
+    """
     path = Path(name)
     try:
         values = tomllib.loads(_text(name))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {name}: {error}") from None
-    return config_from({"recipe": path.stem, **values})
+    own = values.pop("methods", {})
+    config = config_from({"recipe": path.stem, **values})
+    tables = own.items() if isinstance(own, dict) else [("methods", own)]
+    for key, table in tables:
+        if not isinstance(table, dict):
+            raise ConfigError(f"{name}: [methods.NAME] must be a table of settings, not {table!r}")
+        config.with_values({**table, "method": key})  # whichever is asked for, all must be right
+    wanted = method or config.learning.method
+    return config.with_values({**own.get(wanted, {}), "method": wanted})
 
 
 def about_recipe(name: str) -> str:
@@ -52,13 +63,17 @@ def _text(name: str) -> str:
 
 def config_from(values: Mapping[str, Any]) -> Config:
     """The settings in nested tables, as TOML and JSON have them; unknown keys are refused."""
-    return Config().with_values(dict(_flat(values, Config(), "")))
+    return Config().with_values(flat(values))
 
 
 def missing_from(values: Mapping[str, Any]) -> list[str]:
     """The settings that nested tables do not name."""
-    named = dict(_flat(values, Config(), ""))
-    return [key for key, _ in _flat(Config().as_json(), Config(), "") if key not in named]
+    return [key for key in flat(Config().as_json()) if key not in flat(values)]
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in nested tables by their bare names."""
+    return dict(_flat(values, Config(), ""))
 
 
 def _flat(values: Mapping[str, Any], section: Section, path: str) -> Iterator[tuple[str, Any]]:

@@ -18,6 +18,7 @@ from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.events import Event, TaskStarted
 from etcl_deploy.learn.measures import needed_bytes, overlap, used_over_time
 from etcl_deploy.report.write import write_report
+from etcl_deploy.settings import load_recipe
 
 
 def config() -> Config:
@@ -26,7 +27,7 @@ def config() -> Config:
 
 def run(data: Path, directory: Path, methods: list[str], seeds: int = 1, **values: object) -> Comparison:
     made = config().with_values(values)
-    return compare(made, data, methods, seeds, directory, "cpu", lambda event: None)
+    return compare(dict.fromkeys(methods, made), data, seeds, directory, "cpu", lambda event: None)
 
 
 def test_every_method_gets_the_same(photos: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -56,17 +57,44 @@ def test_it_goes_on_where_it_stopped(photos: Path, tmp_path: Path) -> None:  # n
             raise StopError
 
     with pytest.raises(StopError):
-        compare(config(), photos, ["wsn"], 1, tmp_path / "c", "cpu", stop)
+        compare({"wsn": config()}, photos, 1, tmp_path / "c", "cpu", stop)
     assert load(tmp_path / "c" / "runs" / "wsn-0").waiting == ["b", "c"]
     first = run(photos, tmp_path / "c", ["wsn"])
     again = run(photos, tmp_path / "c", ["naive", "wsn"])
     assert again.runs[1] == first.runs[0]
     with pytest.raises(RunError, match="wsn-0 was learned with other settings"):
         run(photos, tmp_path / "c", ["wsn"], epochs=3)
-    for wrong in (["wsn", "magic"], [], ["wsn", "wsn"]):
-        with pytest.raises(ConfigError, match="methods are etcl, wsn"):
-            run(photos, tmp_path / "d", wrong)
+    for wrong in ("wsn,magic", ""):
+        words = fails("compare", "--data", photos, "--methods", wrong, "--output", tmp_path / "d")
+        assert "method must be one of etcl, wsn" in words
     assert not (tmp_path / "d").exists()
+
+
+def test_a_method_may_have_settings_of_its_own(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """A recipe says which; `--set` goes before it, and the record tells what each was learned with."""
+    recipe = tmp_path / "mine.toml"
+    table = "images.size = 8\nimages.channels = 1\nnetwork.backbone = 'fcn3'\nnetwork.width = 8\nlearning.epochs = 1\n"
+    own = "[methods.naive]\nlearning_rate = 0.01\nweight_decay = 0.1\n"
+    recipe.write_text(f"sequence = 'digits'\ntasks = 2\n{table}{own}")
+    assert load_recipe(str(recipe)).learning.weight_decay == 0
+    assert load_recipe(str(recipe), "naive").learning.weight_decay == 0.1
+    words = ("--methods", "wsn,naive", "--seeds", "1", "--set", "learning_rate=0.02", "-o", tmp_path / "c")
+    configs = answer("compare", recipe, *words)["configs"]
+    assert [c["learning"]["weight_decay"] for c in configs.values()] == [0, 0.1]
+    assert {c["learning"]["learning_rate"] for c in configs.values()} == {0.02}
+    write_report(tmp_path / "c", tmp_path / "compare.html")
+    text = (tmp_path / "compare.html").read_text("utf-8")
+    assert '<th scope="col">weight_decay</th>' in text and "<td>0.1</td>" in text and "learning_rate&#34;: 0.02" in text
+    for wrong, why in (
+        ("[methods.magic]\n", "method must be one of"),
+        ("[methods.hat]\nx = 1\n", "unknown setting 'x'"),
+    ):
+        recipe.write_text(f"sequence = 'digits'\n{wrong}")
+        with pytest.raises(ConfigError, match=why):
+            load_recipe(str(recipe))
+    recipe.write_text("sequence = 'digits'\nmethods = 3\n")
+    with pytest.raises(ConfigError, match="must be a table of settings, not 3"):
+        load_recipe(str(recipe))
 
 
 def test_forward_transfer_of_a_run(photos: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -143,6 +171,6 @@ def test_pages_of_short_and_unfinished_runs(photos: Path, tmp_path: Path) -> Non
             raise StopError
 
     with pytest.raises(StopError):
-        compare(config(), photos, ["wsn"], 1, tmp_path / "d", "cpu", stop)
+        compare({"wsn": config()}, photos, 1, tmp_path / "d", "cpu", stop)
     write_report(tmp_path / "d" / "runs" / "wsn-0", tmp_path / "half.html")
     assert "1 of 3 tasks are learned; go on with: etcl train --run" in (tmp_path / "half.html").read_text("utf-8")

@@ -47,7 +47,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         write_report(root / name, root / f"{name}.html")
         made[name] = root / f"{name}.html"
     config = Config().with_values({**SMALL, "sequence": {"permute": "mnist", "tasks": 3}})
-    compare(config, None, ["one", "naive", "wsn", "etcl"], 2, root / "side", "cpu", lambda event: None, root=root)
+    configs = {method: config.with_values({"method": method}) for method in ("one", "naive", "wsn", "etcl")}
+    compare(configs, None, 2, root / "side", "cpu", lambda event: None, root=root)
     write_report(root / "side", root / "side.html")
     return {**made, "side": root / "side.html"}
 

@@ -43,7 +43,7 @@ def config_of(recipe: str | None, data: Path | None, values: Mapping[str, Any]) 
 
     if (recipe is None) == (data is None):
         raise typer.BadParameter("name a recipe, or your own data with --data DIR (not both)")
-    return (load_recipe(recipe) if recipe else Config()).with_values(values)
+    return (load_recipe(recipe, values.get("method")) if recipe else Config()).with_values(values)
 
 
 def show(value: Any, *, as_json: bool, picture: RenderableType) -> None:

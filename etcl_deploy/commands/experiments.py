@@ -65,12 +65,11 @@ def compare(
     from etcl_deploy.progress import TrainingProgress
     from etcl_deploy.render import compare_report
 
-    config = config_of(recipe, own, settings_of(settings, {"epochs": epochs, "tasks": tasks}))
+    values = settings_of(settings, {"epochs": epochs, "tasks": tasks})
+    configs = {method: config_of(recipe, own, {**values, "method": method}) for method in methods.split(",")}
     progress = TrainingProgress(err)
     with progress.bars:
-        made = comparing.compare(
-            config, own, methods.split(","), seeds, output, device, progress, progress.note, progress.note, data_root
-        )
+        made = comparing.compare(configs, own, seeds, output, device, progress, progress.note, progress.note, data_root)
     show(made.as_json(), as_json=as_json, picture=compare_report(made.rows))
 
 

@@ -13,6 +13,7 @@ from etcl_deploy.errors import RunError
 from etcl_deploy.render import size
 from etcl_deploy.report import figures
 from etcl_deploy.report.page import Page, Picture, Section, Table
+from etcl_deploy.settings import flat
 
 BARS = {
     "acc": ("Accuracy", "ACC, %", "{:.2f}", "Mean test accuracy of all tasks at the end."),
@@ -31,7 +32,7 @@ def compare_page(directory: Path) -> Page:
     try:
         record = json.loads((directory / RECORD).read_text("utf-8"))
         methods, runs = record["methods"], record["runs"]
-        sections = [_table(methods), *_bars(methods), _over_time(runs)]
+        sections = [_table(methods), *_bars(methods), _over_time(runs), _settings(record["configs"], runs)]
         first = runs[0]
         return Page(
             title=f"{record['recipe'] or directory.name}: {len(methods)} methods side by side",
@@ -77,6 +78,21 @@ def _over_time(runs: Sequence[Mapping[str, Any]]) -> Section:
     lead = "Mean test accuracy of all tasks learned so far, after every task; mean over the seeds."
     picture = figures.lines(series, "tasks learned", "mean test accuracy, %")
     return Section("over-time", "Accuracy over time", lead, [Picture(lead, picture)])
+
+
+def _settings(configs: Mapping[str, Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> Section:
+    """What the methods share, and a table of what they do not."""
+    settings = {method: flat(config) for method, config in configs.items()}
+    first = next(iter(settings.values()))
+    shared = {key: value for key, value in first.items() if all(own[key] == value for own in settings.values())}
+    apart = [key for key in first if key not in shared and key != "method"]
+    versions = {f"{name} {version}" for run in runs for name, version in run["versions"].items()}
+    lead = f"Learned with {', '.join(sorted(versions))}."
+    if apart:
+        lead += " The table says in what the methods differ; the text below, what they share."
+    rows = [[method, *(str(own[key]) for key in apart)] for method, own in settings.items()]
+    tables = [Table(["method", *apart], rows)] if apart else []
+    return Section("settings", "Settings and versions", lead, tables=tables, text=json.dumps(shared, indent=2))
 
 
 def _figure(value: Mapping[str, float | None], form: str) -> str:
