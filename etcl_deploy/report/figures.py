@@ -114,7 +114,7 @@ def bars(values: Mapping[str, tuple[float | None, float | None]], label: str, fo
         places = np.arange(len(known))
         heights, spread = [mean for mean, _ in known.values()], [deviation for _, deviation in known.values()]
         axes.barh(places, heights, xerr=spread if any(spread) else None, color=COLOURS[0], height=0.6, ecolor=INK)
-        axes.set_yticks(places, [_short(name) for name in known])
+        axes.set_yticks(places, [_short(name) for name in known], size=10 if len(known) <= FEW else 7)
         axes.invert_yaxis()
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_xlabel(label)
@@ -123,7 +123,7 @@ def bars(values: Mapping[str, tuple[float | None, float | None]], label: str, fo
             axes.annotate(form.format(height), (end, place), (4, 0), textcoords="offset points", va="center", size=8)
         axes.margins(x=0.15)
 
-    return _svg(draw, WIDE, 0.9 + 0.32 * len(values))
+    return _svg(draw, WIDE, 0.9 + (0.32 if len(values) <= FEW else 0.16) * len(values))
 
 
 def lines(series: Mapping[str, Sequence[float | None]], x: str, y: str, lowest: float | None = None) -> str:
@@ -143,7 +143,7 @@ def lines(series: Mapping[str, Sequence[float | None]], x: str, y: str, lowest: 
         if y.endswith("%"):
             _limit_percent(axes)
         if lowest is not None:
-            axes.set_ylim(bottom=lowest)
+            axes.set_ylim(lowest, lowest + 1.05 * (axes.get_ylim()[1] - lowest))
 
     return _svg(draw, WIDE, 3.0)
 
@@ -173,7 +173,8 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 18 else f"{name[:16]}…"
+    """A name that fits beside a picture; what tells names apart often stands at their ends."""
+    return name if len(name) <= 18 else f"{name[:9]}…{name[-8:]}"
 
 
 def _svg(draw: Callable[[Axes], None], width: float, height: float) -> str:

@@ -23,10 +23,11 @@ def run_page(directory: Path) -> Page:
     stored = load(directory)
     alone = one_beside(directory)
     summary = stored.summary(load(alone) if alone else None)
+    tasks = f"{len(summary['tasks'])} task{'s' if len(summary['tasks']) > 1 else ''}"
     sections = [_accuracy(summary), *_curves(summary), *_similarity(summary), *_masks(stored), _sizes(stored)]
     sections += [*_progress(directory), _settings(stored)]
     return Page(
-        title=f"{summary['recipe'] or directory.name}: {len(summary['tasks'])} tasks learned with {summary['method']}",
+        title=f"{summary['recipe'] or directory.name}: {tasks} learned with {summary['method']}",
         lead=f"{stored.config.network.backbone}, density {stored.config.network.density}, seed {summary['seed']}",
         notes=_notes(stored, directory),
         facts=_facts(summary),
@@ -84,7 +85,7 @@ def _curves(summary: Mapping[str, Any]) -> list[Section]:
     names, matrix = summary["tasks"], summary["matrix"]
     lead = (
         "The same over time: each line begins where its task was learned. It stays level where nothing is forgotten, "
-        "and rises where later tasks help."
+        "and rises where later tasks help. The colours go from blue, the first, to red, the last."
     )
     sections = [Section("over-time", "Accuracy over time", lead, [Picture(lead, figures.task_curves(matrix, names))])]
     change = {
