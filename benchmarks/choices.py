@@ -22,6 +22,7 @@ from record import in_words, measure_once, measured, spread, write_result
 from etcl_deploy.build import build_network
 from etcl_deploy.config import Config
 from etcl_deploy.learn.lesson import seeded
+from etcl_deploy.learn.methods import METHODS as LEARNERS
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.origins import find_tasks
@@ -29,11 +30,11 @@ from etcl_deploy.settings import load_recipe, parse_settings
 
 LOWER, HIGHER = "+learning_rate=0.001", "+learning_rate=0.01"
 METHODS = [
-    *(f"method={method}{rate}" for method in ("one", "naive", "ewc", "gpm", "etcl") for rate in ("", LOWER)),
-    *(f"method={method}{rate}" for method in ("wsn", "supsup", "piggyback", "hat") for rate in ("", HIGHER)),
+    *(f"method={method}{rate}" for method in LEARNERS for rate in ("", LOWER)),
+    *(f"method={method}{HIGHER}" for method in ("wsn", "piggyback", "gpm")),
     *(f"method=ewc+ewc_strength={strength}" for strength in (10, 1000, 10000)),
     *(f"method=gpm+gpm_energy={energy}" for energy in (0.9, 0.99)),
-    *(f"method=hat+hat_{change}" for change in ("steepness=100", "thrift=0.1", "thrift=3")),
+    *(f"method=hat+hat_{change}" for change in ("rate=10", "rate=100", "thrift=0.1")),
 ]
 CHOICES = [
     "default",

@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def write_result(name: str, targets: Sequence[str], result: Any, settings: Mapping[str, Any]) -> None:
     """Write `results/NAME.json`."""
-    record = {"targets": list(targets), "result": result, "settings": dict(settings), **_circumstances()}
+    record = {"targets": list(targets), "result": result, "settings": dict(settings), **circumstances()}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
 
@@ -32,7 +32,7 @@ def measure_once(measure: Callable[[], Mapping[str, Any]], folder: str, name: st
         _check(path, json.loads(path.read_text()), config)
     else:
         sys.stderr.write(f"measuring {folder} {name} ...\n")
-        result = {**measure(), "config": config, **_circumstances()}
+        result = {**measure(), "config": config, **circumstances()}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
 
@@ -60,7 +60,7 @@ def in_words(figure: Mapping[str, float | None]) -> str:
     return f"{figure['mean']:.4g}" + (f" ± {figure['deviation']:.2g}" if figure["deviation"] is not None else "")
 
 
-def _circumstances() -> dict[str, Any]:
+def circumstances() -> dict[str, Any]:
     """With which command, versions and machine something was measured."""
     return {
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_shown, sys.argv[1:])]),

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from etcl_deploy.config import Config
@@ -28,10 +30,15 @@ def preprocessing_of(config: Config) -> Preprocessing:
 
 
 def build_network(config: Config) -> MaskedNetwork:
-    """A network with fresh weights and scores, as the config describes it."""
+    """A network with fresh scores, and weights that are fresh or from a file, as the config describes it."""
+    network = _mask_users_network(config) if ":" in config.network.backbone else _our_network(config)
+    if config.learning.others.weights:
+        _read_weights(network, Path(config.learning.others.weights))
+    return network
+
+
+def _our_network(config: Config) -> MaskedNetwork:
     network = config.network
-    if ":" in network.backbone:
-        return _mask_users_network(config)
     if network.backbone not in BACKBONES:
         known = f"{', '.join(sorted(BACKBONES))}, or your own as package.module:function"
         raise ConfigError(f"unknown backbone {network.backbone!r}; known: {known}")
@@ -45,6 +52,21 @@ def build_network(config: Config) -> MaskedNetwork:
         raise ConfigError(f"{network.backbone} does not fit images of {image}: {error}") from None
     generator = torch.Generator().manual_seed(config.learning.seed)
     return MaskedNetwork(plan, preprocessing, network.density, generator)
+
+
+def _read_weights(network: MaskedNetwork, path: Path) -> None:
+    """Take the backbone from a file of tensors `STEP/weight`, such as a run directory's backbone file."""
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"weights: cannot read {path}: {error}") from None
+    for step, layer in network.masked_layers.items():
+        found = tensors.get(f"{step}/weight")
+        if found is None or found.shape != layer.weight.shape:
+            shape = "no tensor" if found is None else f"shape {list(found.shape)}"
+            raise ConfigError(f"weights: {path} has {shape} for {step}/weight; {list(layer.weight.shape)} is right")
+        with torch.no_grad():
+            layer.weight.copy_(found)
 
 
 def choose_device(name: str) -> torch.device:

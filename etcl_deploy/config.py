@@ -47,6 +47,7 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "gpm_energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "gpm_items": (lambda v: v >= 2, "at least 2"),
     "hat_steepness": (lambda v: 1 <= v < inf, "at least 1"),
+    "hat_rate": (lambda v: 0 < v < inf, "above 0"),
     "hat_thrift": (lambda v: 0 <= v < inf, "0 or more"),
     "pull": (lambda v: 0 <= v < inf, "0 or more"),
     "head_energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
@@ -154,8 +155,11 @@ class Others(Section):
     gpm_energy: float = 0.97  # share of a layer's input energy that GPM's protected space holds
     gpm_items: int = 125  # items that space is taken from
     hat_steepness: float = 400.0  # s_max of HAT: how close to 0 or 1 its gates are at the end of an epoch
+    hat_rate: float = 30.0  # learning rate of its gates, as a multiple of the others'
     hat_thrift: float = 0.75  # c of HAT: weight of the penalty on units no task has used yet
-    weights: str | None = None  # a file to take piggyback's backbone from; None: it is learned with the first task
+    # A file to take the backbone's weights from, whatever the method; without one piggyback learns them with the first
+    # task.
+    weights: str | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -50,7 +51,9 @@ def options(method: str, **changes: object) -> Learning:
 @pytest.mark.parametrize("backbone", NETWORKS)
 def test_every_method_learns(method: str, backbone: str) -> None:
     """Two easy tasks on every kind of network, each far above chance when it is learned."""
-    run = learn_sequence(small(backbone, width=16), make_tasks(2, items=90), options(method, epochs=15))
+    run = learn_sequence(
+        small(backbone, width=16), make_tasks(2, items=90), options(method, epochs=15, learning_rate=0.003)
+    )
     assert min(row[-1] or 0 for row in run.matrix) > 60
 
 
@@ -81,7 +84,7 @@ def test_fine_tuning_forgets_and_masks_do_not() -> None:
     """The same tasks: what naive loses of the first one, wsn keeps."""
     final = {}
     for method in ("naive", "wsn"):
-        run = learn_sequence(small("fcn3", width=16), contradicting(3), options(method, epochs=30))
+        run = learn_sequence(small("fcn3", width=16), contradicting(3), options(method, epochs=15, learning_rate=0.003))
         final[method] = (run.matrix[0][0], run.matrix[-1][0])
     assert final["naive"][0] == 100 and (final["naive"][1] or 0) < 90
     assert final["wsn"][0] == final["wsn"][1] == 100
@@ -92,7 +95,7 @@ def test_taken_up_again_it_ends_the_same(method: str) -> None:
     """Whatever a method remembers of this task and earlier ones, an interruption changes no bit."""
     tasks, settings = make_tasks(2), options(method)
     whole = with_dropout()
-    learn_sequence(whole, tasks, settings)
+    expected = learn_sequence(whole, tasks, settings).memory
     taken: list[Snapshot] = []
 
     def stop(event: Event) -> None:
@@ -105,8 +108,9 @@ def test_taken_up_again_it_ends_the_same(method: str) -> None:
         learn_sequence(left, tasks, settings, stop)
     again = with_dropout()
     first = learn_sequence(again, tasks[:1], settings)
-    learn_sequence(again, tasks[1:], settings, before=first, earlier=tasks[:1], snapshot=taken[0])
+    found = learn_sequence(again, tasks[1:], settings, before=first, earlier=tasks[:1], snapshot=taken[0]).memory
     assert everything(again) == everything(whole)
+    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -115,11 +119,14 @@ def test_a_finished_task_is_kept_as_tensors(method: str) -> None:
     network, tasks = small("resnet18"), make_tasks(2)
     run = learn_sequence(network, tasks, options(method))
     other = small("resnet18")
-    parts.restore_backbone(other, parts.backbone_tensors(network))
+    kept = parts.restore_backbone(other, parts.backbone_tensors(network, run.memory))
+    assert kept.keys() == run.memory.keys() and all(torch.equal(kept[key], run.memory[key]) for key in kept)
     for name, state in network.finished.items():
         tensors = parts.task_tensors(state, run.knowledge[name], {})
         other.restore(parts.task_from(tensors, other, name, state.classes))
-        assert parts.under(tensors, "knowledge").keys() == run.knowledge[name].memory.keys()
+        known = parts.under(tensors, "knowledge")
+        assert known.keys() == run.knowledge[name].memory.keys()
+        assert all(torch.equal(known[key], run.knowledge[name].memory[key]) for key in known)
     for task in tasks:
         assert torch.equal(predict(other, task.name, task.test_x), predict(network, task.name, task.test_x))
 
@@ -154,9 +161,13 @@ def test_it_bundles_and_exports_like_etcl(method: str, tmp_path: Path) -> None:
 def test_supsup_never_changes_a_weight() -> None:
     """Only masks are learned, and each task has its own."""
     network = small("resnet18")
+    signs = {step: value.sign() for step, value in weights(network).items()}
+    run = learn_sequence(network, make_tasks(2)[:1], options("supsup"))
     before = weights(network)
-    learn_sequence(network, make_tasks(2), options("supsup"))
-    assert all(torch.equal(value, before[step]) for step, value in weights(network).items())
+    learn_sequence(network, make_tasks(2)[1:], options("supsup"), before=run)
+    for step, value in weights(network).items():
+        assert torch.equal(value, before[step]) and torch.equal(value.sign(), signs[step])
+        assert len(value.abs().unique()) == 1, "in a layer they differ by their sign"
     first, second = network.finished.values()
     assert any(not torch.equal(first.masks[step], second.masks[step]) for step in before)
 
@@ -173,21 +184,20 @@ def test_piggyback_learns_weights_once() -> None:
         assert int(mask.sum()) == round(0.25 * mask.numel())
 
 
-def test_piggyback_takes_its_weights_from_a_file(tmp_path: Path) -> None:
+def test_weights_come_from_a_file(tmp_path: Path) -> None:
     """Of a run's backbone, say; a file that does not fit is refused by what is missing."""
-    network = small("fcn3")
+    config = Config().with_values({"backbone": "fcn3", "width": 12, "size": 16, "channels": 1})
     path = tmp_path / "backbone.safetensors"
-    save_file({f"{step}/weight": value + 1 for step, value in weights(network).items()}, path)
-    before = weights(network)
-    settings = options("piggyback", others=replace(BASE.others, weights=str(path)))
-    learn_sequence(network, make_tasks(2), settings)
-    assert all(torch.equal(value, before[step] + 1) for step, value in weights(network).items())
-    assert not all(bool(mask.all()) for mask in network.finished["t0"].masks.values())
+    given = {f"{step}/weight": value + 1 for step, value in weights(build_network(config)).items()}
+    save_file(given, path)
+    filled = build_network(config.with_values({"weights": str(path)}))
+    learn_sequence(filled, make_tasks(2), options("piggyback", others=replace(BASE.others, weights=str(path))))
+    assert all(torch.equal(value, given[f"{step}/weight"]) for step, value in weights(filled).items())
+    assert not all(bool(mask.all()) for mask in filled.finished["t0"].masks.values())
     with pytest.raises(ConfigError, match=r"weights: .* has shape .* is right"):
-        learn_sequence(small("fcn3", width=7), make_tasks(1), settings)
-    missing = options("piggyback", others=replace(BASE.others, weights=str(tmp_path / "none")))
+        build_network(config.with_values({"weights": str(path), "width": 7}))
     with pytest.raises(ConfigError, match="weights: cannot read"):
-        learn_sequence(small("fcn3"), make_tasks(1), missing)
+        build_network(config.with_values({"weights": str(tmp_path / "none")}))
 
 
 def test_one_knows_nothing_of_other_tasks() -> None:
@@ -207,7 +217,7 @@ def test_gpm_moves_orthogonally_to_what_it_remembers(backbone: str, optimizer: s
     network, tasks = small(backbone), make_tasks(2)
     settings = options("gpm", optimizer=optimizer)
     run = learn_sequence(network, tasks[:1], settings)
-    before, spaces = weights(network), run.knowledge["t0"].memory
+    before, spaces = weights(network), run.memory
     later = learn_sequence(network, tasks[1:], settings, before=run)
     moved = 0.0
     for step, layer in network.masked_layers.items():
@@ -216,7 +226,7 @@ def test_gpm_moves_orthogonally_to_what_it_remembers(backbone: str, optimizer: s
         change = (layer.weight.detach() - before[step]).view(len(layer.weight), -1)
         assert float((change @ space.T).norm()) <= 1e-4 * max(float(layer.weight.detach().norm()), 1.0)
         moved += float(change.norm())
-        grown = later.knowledge["t1"].memory[step]
+        grown = later.memory[step]
         assert float((space - (space @ grown.T) @ grown).norm()) < 1e-3 * len(space)  # what was held still is
     assert moved > 0.01, "nothing moved: this would prove nothing"
 
@@ -225,8 +235,9 @@ def test_ewc_holds_on_to_what_matters() -> None:
     """Its penalty is the parabola its paper states; a strong one leaves important weights where they were."""
     network, tasks = small("fcn3"), make_tasks(2)
     run = learn_sequence(network, tasks[:1], options("ewc"))
-    before, memory = weights(network), run.knowledge["t0"].memory
+    before, memory = weights(network), run.memory
     method = Ewc(network, options("ewc"))
+    method.memory = memory
     items = tasks[1].training
     method.begin(Assignment(tasks[1], items, items, run.knowledge, torch.Generator(), lambda event: None))
     network.train()
@@ -248,7 +259,7 @@ def test_ewc_holds_on_to_what_matters() -> None:
         first = learn_sequence(other, tasks[:1], settings)
         start = weights(other)
         learn_sequence(other, contradicting(2)[1:], settings, before=first)
-        known = first.knowledge["t0"].memory
+        known = first.memory
         return sum(float((known[f"{s}/importance"] * (w - start[s]).square()).sum()) for s, w in weights(other).items())
 
     assert drift(1e6) < 0.1 * drift(0.0)
@@ -257,15 +268,34 @@ def test_ewc_holds_on_to_what_matters() -> None:
 def test_hat_turns_its_gates_into_masks() -> None:
     """A weight is a task's if the units at both ends are; closed units give nothing, so masks say it all."""
     network, tasks = small("resnet18", width=8), make_tasks(2)
-    run = learn_sequence(network, tasks, options("hat", epochs=6))
+    first = learn_sequence(network, tasks[:1], options("hat", epochs=6))
+    run = learn_sequence(network, tasks[1:], options("hat", epochs=6), before=first)
     for state in network.finished.values():
         for step, mask in state.masks.items():
             rows = mask.flatten(1).any(1)
             columns = mask.transpose(0, 1).flatten(1).any(1)
             outer = rows.view(-1, 1) & columns
             assert torch.equal(mask, outer.view(*outer.shape, *([1] * (mask.ndim - 2))).expand_as(mask)), step
-    used = run.knowledge["t1"].memory
-    assert all(bool((used[step] >= gate).all()) for step, gate in run.knowledge["t0"].memory.items())
+    used = run.memory
+    assert all(bool((used[step] >= gate).all()) for step, gate in first.memory.items())
     claimed = masks_of(network.plan, unit_chains(network.plan), used)
     assert all(torch.equal(layer.claimed, claimed[step]) for step, layer in network.masked_layers.items())
     assert 0 < network.claimed() < 1
+
+
+def test_hat_learns_its_gates() -> None:
+    """A higher price leaves fewer units in use; with one batch an epoch gates still harden."""
+    used = []
+    for thrift in (0.0, 20.0):
+        settings = options("hat", epochs=10, others=replace(BASE.others, hat_thrift=thrift))
+        run = learn_sequence(small("fcn3", width=32), make_tasks(1, items=90), settings)
+        used.append(sum(int(units.sum()) for units in run.memory.values()))
+    assert used[1] < 0.8 * used[0]
+    settings = options("hat", epochs=20, batch_size=128)
+    run = learn_sequence(small("fcn3", width=32), make_tasks(1, items=90), settings)
+    assert (run.matrix[0][0] or 0) > 60
+
+
+def test_the_names_of_methods() -> None:
+    """Settings know the methods there are, and no others."""
+    assert list(METHODS) == list(get_args(get_type_hints(Learning)["method"]))

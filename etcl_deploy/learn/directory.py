@@ -1,7 +1,8 @@
 """A run as a directory: created, added to task by task, taken up again. No pickle anywhere.
 
     run.json                      settings, where the data is, tasks, accuracy matrix; names and digests of:
-    backbone-DIGEST.safetensors   weights, scores and claimed bits, as the last finished task left them
+    backbone-DIGEST.safetensors   weights, scores and claimed bits, and what the method remembers of all tasks together,
+                                  as the last finished task left them
     tasks/NUMBER-DIGEST.safetensors  a finished task: mask, normalization, head, what is known of it, and the heads of
                                   earlier tasks as it left them
     lesson-DIGEST.safetensors     the task under way, at some step of it
@@ -156,7 +157,7 @@ def save(stored: Stored, directory: Path) -> None:
         "preprocessing": network.preprocessing.as_json(),
         "density": network.density,
         "tasks": entries,
-        "state": _write(directory, "backbone", parts.backbone_tensors(network)),
+        "state": _write(directory, "backbone", parts.backbone_tensors(network, run.memory)),
         "matrix": [list(row) for row in run.matrix],
         "seconds": run.seconds,
         "versions": dict(run.versions),
@@ -225,7 +226,7 @@ def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) 
         record["density"],
         torch.Generator(),
     ).to(device)
-    parts.restore_backbone(network, _read(directory, record["state"], device))
+    memory = parts.restore_backbone(network, _read(directory, record["state"], device))
     knowledge = {}
     for entry in record["tasks"]:
         tensors = _read(directory / "tasks", entry["file"], device)
@@ -241,7 +242,7 @@ def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) 
     matrix = tuple(tuple(None if value is None else float(value) for value in row) for row in record["matrix"])
     if [len(row) for row in matrix] != list(range(1, len(knowledge) + 1)):
         raise ValueError("the accuracy matrix does not fit the tasks")
-    run = Run(network, knowledge, matrix, record["seconds"], record["versions"])
+    run = Run(network, knowledge, memory, matrix, record["seconds"], record["versions"])
     origins = tuple(
         Origin(o["folder"], [(name, digest) for name, digest in o["tasks"]], o["partial"]) for o in record["origins"]
     )

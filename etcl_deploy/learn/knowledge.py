@@ -28,7 +28,7 @@ class Knowledge:
     """What is kept of one task."""
 
     head: Head  # as the task was finished with; later tasks may have improved it since
-    memory: Mapping[str, Tensor] = field(default_factory=dict)  # whatever its method wants to know of it later
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # what its method remembers of it alone
     comparisons: tuple[Comparison, ...] = ()  # with every earlier task, before it was learned
     changes: tuple[HeadChange, ...] = ()  # of earlier heads, while it was learned
 

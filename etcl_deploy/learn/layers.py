@@ -32,18 +32,11 @@ class MaskedLayer(nn.Module):
         self.mask: Tensor | None = None
         self.own: Tensor | None = None  # the weight of a task that does not use the shared one
         self.work: Workspace | None = None
-        self.weight = nn.Parameter(torch.empty(step.weight_shape))
+        bound = math.sqrt(6 / math.prod(step.weight_shape[1:])) if step.op != "bias" else 0.0  # as if it were not there
+        self.weight = nn.Parameter(torch.empty(step.weight_shape).uniform_(-bound, bound, generator=generator))
         self.scores = nn.Parameter(torch.empty(step.weight_shape))
         self.register_buffer("claimed", torch.zeros(step.weight_shape, dtype=torch.bool))
-        self.draw_weight(generator)
         self.draw_scores(generator)
-
-    def draw_weight(self, generator: torch.Generator) -> None:
-        """Start the weight anew. A bias starts at zero, as if it were not there."""
-        bound = math.sqrt(6 / math.prod(self.weight.shape[1:])) if self.step.op != "bias" else 0.0
-        fresh = torch.empty(self.weight.shape).uniform_(-bound, bound, generator=generator)
-        with torch.no_grad():
-            self.weight.copy_(fresh)
 
     def draw_scores(self, generator: torch.Generator) -> None:
         """Start the scores anew. Only their magnitude ever counts, so they are kept as such: none is negative."""

@@ -42,6 +42,7 @@ class Shares(NamedTuple):
 
     backbone: float = 1.0  # weights, scores and normalization
     head: float = 1.0
+    extra: float = 1.0  # what is learned outside the network
 
 
 FULL = Shares()
@@ -66,7 +67,7 @@ class Lesson:
         self.options = options
         self.position = position
         self.extra = extra
-        self.optimizer = _optimizer(network, [*parameters, list(extra.values())], options, shares)
+        self.optimizer = _optimizer(network, parameters, list(extra.values()), options, shares)
         self.epoch = 0  # the one under way, from 0
         self.step = 0  # steps of it that are done
         self.loss = torch.zeros((), device=network.device)  # summed over its items so far
@@ -187,15 +188,20 @@ def seeded(seed: int, position: int, use: int) -> torch.Generator:
 
 
 def _optimizer(
-    network: MaskedNetwork, others: Sequence[Sequence[Tensor]], options: Learning, shares: Shares
+    network: MaskedNetwork,
+    parameters: Sequence[Sequence[Tensor]],
+    extra: Sequence[Tensor],
+    options: Learning,
+    shares: Shares,
 ) -> torch.optim.Optimizer:
     # Weights of the backbone are decayed by `Workspace.decay`, which spares claimed ones; scores never are.
     head = {"params": list(network.head.values()), "weight_decay": options.weight_decay, "share": shares.head}
     rest = [
         {"params": list(group), "weight_decay": 0.0, "share": shares.backbone}
-        for group in (network.norms.parameters(), *others)
+        for group in (network.norms.parameters(), *parameters)
     ]
-    groups: list[dict[str, Any]] = [group for group in (head, *rest) if group["params"]]
+    outside = {"params": list(extra), "weight_decay": 0.0, "share": shares.extra}
+    groups: list[dict[str, Any]] = [group for group in (head, *rest, outside) if group["params"]]
     for group in groups:
         group["lr"] = group["rate"] = options.learning_rate * group.pop("share")  # lr follows the schedule, rate stays
     if options.optimizer == "sgd":

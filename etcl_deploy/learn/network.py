@@ -95,7 +95,6 @@ class MaskedNetwork(nn.Module):
         generator: torch.Generator,
         *,
         fresh_scores: bool = False,
-        fresh_weights: bool = False,
         start: TaskState | None = None,
     ) -> None:
         """Begin a task: masks follow the scores, normalization and head are new, claimed weights are frozen.
@@ -106,8 +105,6 @@ class MaskedNetwork(nn.Module):
             raise ValueError(f"task {name!r} is already learned")
         self._abandon()
         for step, layer in self.masked_layers.items():
-            if fresh_weights:
-                layer.draw_weight(generator)
             if fresh_scores:
                 layer.draw_scores(generator)
             if start:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
+from torch import Tensor
+
 from etcl_deploy import __version__
 from etcl_deploy.config import Config
 from etcl_deploy.learn import metrics
@@ -27,10 +29,12 @@ def current_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Run:
-    """A network with its finished tasks, what is known of each, the accuracy matrix in percent, the time it took."""
+    """A network with its finished tasks, what is known of each and of all together, the accuracy matrix in percent, the
+    time it took."""
 
     network: MaskedNetwork
     knowledge: Mapping[str, Knowledge] = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # what the method remembers of all tasks together
     matrix: tuple[Row, ...] = ()
     seconds: float = 0.0
     versions: Mapping[str, str] = field(default_factory=current_versions)  # what it was learned with

@@ -16,9 +16,9 @@ from etcl_deploy.learn.norms import Norm
 Tensors = Mapping[str, Tensor]
 
 
-def backbone_tensors(network: MaskedNetwork) -> Tensors:
-    """Weights, scores and claimed bits."""
-    found = {}
+def backbone_tensors(network: MaskedNetwork, memory: Tensors) -> Tensors:
+    """Weights, scores and claimed bits, and what a method remembers."""
+    found = {f"memory/{key}": value for key, value in memory.items()}
     for step, layer in network.masked_layers.items():
         found[f"{step}/weight"] = layer.weight.detach()
         found[f"{step}/scores"] = layer.scores.detach()
@@ -26,13 +26,14 @@ def backbone_tensors(network: MaskedNetwork) -> Tensors:
     return found
 
 
-def restore_backbone(network: MaskedNetwork, tensors: Tensors) -> None:
-    """Put the tensors back where `backbone_tensors` took them."""
+def restore_backbone(network: MaskedNetwork, tensors: Tensors) -> Tensors:
+    """Put the tensors back where `backbone_tensors` took them, and give what a method remembers."""
     with torch.no_grad():
         for step, layer in network.masked_layers.items():
             layer.weight.copy_(tensors[f"{step}/weight"])
             layer.scores.copy_(tensors[f"{step}/scores"])
             layer.claimed.copy_(unpack(tensors[f"{step}/claimed"], tuple(layer.weight.shape)))
+    return under(tensors, "memory")
 
 
 def task_tensors(state: TaskState, known: Knowledge, heads: Mapping[int, Head]) -> Tensors:

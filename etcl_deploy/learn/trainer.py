@@ -46,6 +46,7 @@ def learn_sequence(
     run = before or Run(network)
     known = {task.name: task for task in earlier}
     method = METHODS[options.method](network, options)
+    method.memory = run.memory
     total = len(run.tasks) + len(tasks)
     for task in tasks:
         started = time.monotonic() - (snapshot.seconds if snapshot else 0)
@@ -55,6 +56,7 @@ def learn_sequence(
         run = replace(
             run,
             knowledge={**run.knowledge, task.name: learned},
+            memory=method.memory,
             matrix=(*run.matrix, _measure(method, known, run, task, learned)),
             seconds=run.seconds + time.monotonic() - started,
         )
@@ -72,7 +74,7 @@ def learn_task(
     training, validation = (
         part.to(network.device) for part in task.training.split(options.validation_share, generator)
     )
-    for warning in _warnings(network, training, validation, options):
+    for warning in _warnings(method, training, validation):
         report(Warned(task.name, warning))
     given = Assignment(task, training, validation, past, generator, report)
     lesson = method.begin(given)
@@ -97,7 +99,7 @@ def _learn(lesson: Lesson, method: Method, training: Items, validation: Items, r
             images, labels = training.images[batch].to(network.device), training.labels[batch].to(network.device)
             if any(moving):
                 images = moved(images, *moving, lesson.generator)
-            method.look(lesson.step / len(batches))
+            method.look(_share(lesson, len(batches)))
             with autocast:
                 logits = network(images)
             loss = F.cross_entropy(logits.float(), labels)
@@ -122,6 +124,13 @@ def _learn(lesson: Lesson, method: Method, training: Items, validation: Items, r
         report(EpochDone(lesson.task, lesson.epoch, options.epochs, mean, held))
     lesson.use_best()
     method.look(1.0)
+
+
+def _share(lesson: Lesson, batches: int) -> float:
+    """How far an epoch has come with this batch, from 0 with its first to 1 with its last; with one batch an epoch, how
+    far the task has."""
+    done, last = (lesson.step, batches - 1) if batches > 1 else (lesson.epoch, lesson.options.epochs - 1)
+    return done / last if last else 1.0
 
 
 def accuracy(network: MaskedNetwork, items: Items, name: str | None = None) -> float:
@@ -164,7 +173,8 @@ def check_tasks(network: MaskedNetwork, tasks: Sequence[Task], options: Learning
                 raise DataError(f"{where} has the {part} label {wrong}, but only {len(task.classes)} classes (from 0)")
 
 
-def _warnings(network: MaskedNetwork, training: Items, validation: Items, options: Learning) -> list[str]:
+def _warnings(method: Method, training: Items, validation: Items) -> list[str]:
+    network, options = method.network, method.options
     found = []
     if len(training) < options.batch_size:
         found.append(f"only {len(training)} items to learn from, fewer than a batch of {options.batch_size}")
@@ -175,7 +185,7 @@ def _warnings(network: MaskedNetwork, training: Items, validation: Items, option
         )
     if not len(validation) and (options.patience or options.keep == "best"):
         found.append("no items are held back for validation: patience and keep = best have nothing to go by")
-    if not len(validation) and options.transfer.backward == "projected" and options.similarity.similar != "none":
+    if not len(validation) and method.improves_heads and options.transfer.backward == "projected":
         found.append("no items are held back for validation to check old heads by: none is improved")
     return found
 

@@ -26,13 +26,16 @@ class One(Method):
     forgets = False
 
     def begin(self, given: Assignment) -> Lesson:
-        """Nothing of any earlier task is left."""
-        self.network.begin(given.task.name, given.task.classes, given.generator, fresh_weights=True)
-        return self.lesson(given.task)
+        """Every task begins with the weights the network had before the first."""
+        self._start = {step: layer.weight.detach().clone() for step, layer in self.network.masked_layers.items()}
+        return super().begin(given)
 
+    @torch.no_grad()
     def finish(self, given: Assignment) -> Knowledge:
         """The task keeps its weights to itself."""
         self.settle(given.training, claims={}, alone=True)
+        for step, weight in self._start.items():
+            self.network.masked_layers[step].weight.copy_(weight)
         return Knowledge(self.network.finished[given.task.name].head)
 
 
@@ -43,17 +46,12 @@ class Ewc(Method):
     weight are remembered, not two a task: the importance `sum F_t`, and the centre, the mean of `w_t` weighted by it.
     """
 
-    def begin(self, given: Assignment) -> Lesson:
-        """Remember what the last task left."""
-        self._memory = given.memory
-        return super().begin(given)
-
     def penalty(self) -> Tensor | None:
         """The parabola, up to a constant."""
-        if not self._memory:
+        if not self.memory:
             return None
         parts = [
-            (self._memory[f"{step}/importance"] * (work.used - self._memory[f"{step}/centre"]).square()).sum()
+            (self.memory[f"{step}/importance"] * (work.used - self.memory[f"{step}/centre"]).square()).sum()
             for step, work in self.network.work.items()
         ]
         return self.options.others.ewc_strength / 2 * torch.stack(parts).sum()
@@ -65,12 +63,13 @@ class Ewc(Method):
         memory: dict[str, Tensor] = {}
         for step, importance in self._importance(given.training[chosen]).items():
             weight = self.network.masked_layers[step].weight.detach()
-            before = self._memory.get(f"{step}/importance", torch.zeros_like(weight))
-            centre = self._memory.get(f"{step}/centre", weight)
+            before = self.memory.get(f"{step}/importance", torch.zeros_like(weight))
+            centre = self.memory.get(f"{step}/centre", weight)
             total = before + importance
             share = torch.where(total > 0, importance / total.clamp_min(torch.finfo(total.dtype).tiny), 0)
             memory[f"{step}/importance"], memory[f"{step}/centre"] = total, torch.lerp(centre, weight, share)
-        return Knowledge(self.network.finished[given.task.name].head, memory)
+        self.memory = memory
+        return Knowledge(self.network.finished[given.task.name].head)
 
     def _importance(self, items: Items) -> dict[str, Tensor]:
         """The mean over items of the squared gradient of each one's loss, by step."""

@@ -34,6 +34,7 @@ class Etcl(Method):
 
     def __init__(self, network: MaskedNetwork, options: Learning) -> None:
         super().__init__(network, options)
+        self.improves_heads = options.similarity.similar != "none"
         self.comparer = Comparer(network, options.similarity)
         self._items = torch.empty(0)
         self._comparisons: tuple[Comparison, ...] = ()
@@ -45,7 +46,7 @@ class Etcl(Method):
         """Find the similar tasks (Eq. SDM), and start from one of them (Eq. G-Align)."""
         network, transfer = self.network, self.options.transfer
         self._items = sample(given.training.images, self.options.similarity, given.generator)
-        portraits = {name: Portrait.of(known.memory) for name, known in given.past.items()}
+        portraits = {name: Portrait.of(known.memory) for name, known in given.past.items() if known.memory}
         self._comparisons = self.comparer.compare(self._items, portraits)
         given.report(Compared(given.task.name, self._comparisons))
         self._similar = [network.finished[name] for name in most_similar_first(self._comparisons)]
@@ -98,13 +99,14 @@ class Etcl(Method):
                 transfer,
                 given.generator,
             )
-        features = network.embed(given.training.images, given.task.name)
-        inputs = describe_inputs(
-            features, given.training.labels.to(network.device), len(given.task.classes), transfer.head_energy
-        )
-        signatures = self.comparer.original(self._items), self.comparer.learned(self._items, given.task.name)
-        portrait = Portrait(*signatures, inputs)
-        return Knowledge(network.finished[given.task.name].head, portrait.tensors(), self._comparisons, changes)
+        portrait = self._portrait(given).tensors() if self.improves_heads else {}  # nobody would look at it
+        return Knowledge(network.finished[given.task.name].head, portrait, self._comparisons, changes)
+
+    def _portrait(self, given: Assignment) -> Portrait:
+        name, labels = given.task.name, given.training.labels.to(self.network.device)
+        features = self.network.embed(given.training.images, name)
+        inputs = describe_inputs(features, labels, len(given.task.classes), self.options.transfer.head_energy)
+        return Portrait(self.comparer.original(self._items), self.comparer.learned(self._items, name), inputs)
 
     def _shares(self, start: TaskState | None, task: Task) -> Shares:
         """At a lower rate it learns what it is given: the backbone, and the head where classes are equal."""

@@ -7,21 +7,14 @@ largest scores here, where the paper keeps those above a threshold.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
-from etcl_deploy.config import Learning
-from etcl_deploy.errors import ConfigError
 from etcl_deploy.learn.lesson import Lesson
 from etcl_deploy.learn.methods.method import Assignment, Method
-from etcl_deploy.learn.network import MaskedNetwork
 
 
-class Supsup(Method):
-    """A mask a task over weights drawn once."""
+class _Frozen(Method):
+    """A mask a task, of scores of its own, over weights that stay as they are."""
 
     dense = False
     forgets = False
@@ -34,13 +27,20 @@ class Supsup(Method):
         return self.lesson(given.task)
 
 
-class Piggyback(Supsup):
-    """A mask a task over weights that the first task, or somebody else, has learned."""
+class Supsup(_Frozen):
+    """Over random weights: in a layer they differ only by their sign, as in the paper."""
 
-    def __init__(self, network: MaskedNetwork, options: Learning) -> None:
-        super().__init__(network, options)
-        if options.others.weights and not network.finished:
-            _read_weights(network, Path(options.others.weights))
+    @torch.no_grad()
+    def begin(self, given: Assignment) -> Lesson:
+        """The first task finds weights of one magnitude, that keeps the scale of what passes through its mask."""
+        for layer in self.network.masked_layers.values() if not given.past else ():
+            if layer.step.op != "bias":
+                layer.weight.copy_(layer.weight.sign() * (2 / layer.density / layer.weight[0].numel()) ** 0.5)
+        return super().begin(given)
+
+
+class Piggyback(_Frozen):
+    """A mask a task over weights that the first task, or somebody else, has learned."""
 
     def begin(self, given: Assignment) -> Lesson:
         """The first task learns the weights, all of them, unless they come from a file; the others a mask."""
@@ -49,18 +49,3 @@ class Piggyback(Supsup):
         for layer in self.network.masked_layers.values():
             layer.density = 1.0 if founding else self.network.density
         return super().begin(given)
-
-
-def _read_weights(network: MaskedNetwork, path: Path) -> None:
-    """Take the backbone from a file of tensors `STEP/weight`, such as a run directory's backbone file."""
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"weights: cannot read {path}: {error}") from None
-    for step, layer in network.masked_layers.items():
-        found = tensors.get(f"{step}/weight")
-        if found is None or found.shape != layer.weight.shape:
-            shape = "no tensor" if found is None else f"shape {list(found.shape)}"
-            raise ConfigError(f"weights: {path} has {shape} for {step}/weight; {list(layer.weight.shape)} is right")
-        with torch.no_grad():
-            layer.weight.copy_(found)

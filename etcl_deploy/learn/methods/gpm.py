@@ -25,10 +25,9 @@ class Gpm(Method):
     """Fine-tuning outside the remembered spaces. Not the gradient is projected but each step: the optimizer is free."""
 
     def begin(self, given: Assignment) -> Lesson:
-        """Remember the spaces of all earlier tasks."""
-        self._spaces = given.memory
+        """Make room for the weights before a step."""
         layers = self.network.masked_layers
-        self._before = {step: torch.empty_like(layers[step].weight) for step in self._spaces}
+        self._before = {step: torch.empty_like(layers[step].weight) for step in self.memory}
         return super().begin(given)
 
     @torch.no_grad()
@@ -40,7 +39,7 @@ class Gpm(Method):
     @torch.no_grad()
     def correct(self) -> None:
         """Take back what the step did inside the remembered spaces."""
-        for step, space in self._spaces.items():
+        for step, space in self.memory.items():
             weight, before = self.network.masked_layers[step].weight, self._before[step]
             moved = (weight - before).view(len(weight), -1)
             weight.copy_(before + outside(moved, space).view_as(weight))
@@ -51,8 +50,8 @@ class Gpm(Method):
         chosen = torch.randperm(len(given.training), generator=given.generator)[: self.options.others.gpm_items]
         inputs = self._inputs(given.training.images[chosen], given.generator)
         energy = self.options.others.gpm_energy
-        spaces = {step: extended(self._spaces.get(step), seen, energy) for step, seen in inputs.items()}
-        return Knowledge(self.network.finished[given.task.name].head, spaces)
+        self.memory = {step: extended(self.memory.get(step), seen, energy) for step, seen in inputs.items()}
+        return Knowledge(self.network.finished[given.task.name].head)
 
     @torch.no_grad()
     def _inputs(self, images: Tensor, generator: torch.Generator) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from etcl_deploy.config import Learning
 from etcl_deploy.learn.knowledge import Knowledge
-from etcl_deploy.learn.lesson import Lesson
+from etcl_deploy.learn.lesson import Lesson, Shares
 from etcl_deploy.learn.methods.method import Assignment, Method
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.plan import INPUT, Plan, Step
@@ -43,14 +43,14 @@ class Hat(Method):
         device = self.network.device
         sizes = {step: len(self.network.masked_layers[step].weight) for step in self._ends}
         self._used = {step: torch.zeros(size, dtype=torch.bool, device=device) for step, size in sizes.items()}
-        self._used |= given.memory
+        self._used |= self.memory
         self._embeddings = {
             step: torch.randn(size, generator=given.generator).to(device).requires_grad_()
             for step, size in sizes.items()
         }
         self.network.begin(given.task.name, given.task.classes, given.generator)
         self.look(1.0)
-        return self.lesson(given.task, extra=self._embeddings)
+        return self.lesson(given.task, Shares(extra=self.options.others.hat_rate), self._embeddings)
 
     def look(self, share: float) -> None:
         """Harden the gates as the epoch goes on."""
@@ -92,7 +92,8 @@ class Hat(Method):
                     norm.gamma.mul_(opened[step])
                     norm.beta.mul_(opened[step])
         self.settle(given.training, masks_of(plan, self._chains, opened), masks_of(plan, self._chains, used))
-        return Knowledge(network.finished[given.task.name].head, used)
+        self.memory = used
+        return Knowledge(network.finished[given.task.name].head)
 
 
 def unit_chains(plan: Plan) -> dict[str, tuple[str, ...]]:

@@ -28,27 +28,25 @@ class Assignment:
     generator: torch.Generator
     report: Report
 
-    @property
-    def memory(self) -> Mapping[str, Tensor]:
-        """What the task before this one left to be remembered; nothing of the first."""
-        return list(self.past.values())[-1].memory if self.past else {}
-
 
 class Method:
     """A way to learn tasks one after another over one backbone. As it stands: plain fine-tuning of a dense network.
 
-    `begin` is called when a task begins, `finish` when it was learned, the others at every step in between; whatever a
-    method must know of earlier tasks it finds in the assignment's `past`, where `finish` put it.
+    `begin` is called when a task begins, `finish` when it was learned, the others at every step in between. What a
+    method must know of earlier tasks `finish` puts into `memory`, if it is of all of them together, or into the
+    knowledge of the one, which later assignments have in `past`.
     """
 
     dense: ClassVar[bool] = True  # a task uses all weights while it is learned, not the share `density` of them
     forgets: ClassVar[bool] = True  # later tasks may change what a finished one answers, other than by its head
     learns_weights: bool = True
     learns_scores: bool = False
+    improves_heads: bool = False  # of earlier tasks
 
     def __init__(self, network: MaskedNetwork, options: Learning) -> None:
         self.network = network
         self.options = options
+        self.memory: Mapping[str, Tensor] = {}
         for layer in network.masked_layers.values():
             layer.density = 1.0 if self.dense else network.density
 
@@ -69,7 +67,7 @@ class Method:
         """What is done once, before the first step of a task."""
 
     def look(self, share: float) -> None:
-        """What is done before a batch is looked at, after `share` of an epoch; 1: it is over."""
+        """What is done before a batch is looked at, `share` of an epoch being over; 1: its last batch, and after it."""
 
     def penalty(self) -> Tensor | None:
         """What is added to the loss of a batch."""
