@@ -45,7 +45,7 @@ Pair = tuple[str, str]  # an earlier task and a later one
 
 def part_of(name: str, root: Path, part: int) -> Part:
     """A random part of a data set's training items; parts do not overlap."""
-    train = read_data_set(name, root).source.train
+    train = read_data_set(name, root)[0].train
     return train.take(np.random.default_rng(0).permutation(len(train))[part * 800 : (part + 1) * 800])
 
 
@@ -61,7 +61,7 @@ def sequences(root: Path, seed: int) -> dict[str, list[Task]]:
 
     Seeds 0 and 1 have no item in common but for F-EMNIST-1, which has ten tasks only: each seed begins with another.
     """
-    samples = make_sequence({"owners": "femnist1"}, lambda name: read_data_set(name, root).source, None)
+    samples = make_sequence({"owners": "femnist1"}, lambda name: read_data_set(name, root)[0], None)
     characters = [replace(source.prepared(PREPROCESSING), name=f"femnist-{n}") for n, source in enumerate(samples)]
     characters = characters[3 * seed :] + characters[: 3 * seed]
     first = 3 * seed  # part of every data set

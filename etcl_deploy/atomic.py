@@ -45,12 +45,15 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Keep other processes that ask for the same directory out; a lock ends with its process, however that ends."""
+def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
+    """Keep other processes that ask for the same directory out, or `wait` for them.
+
+    A lock ends with its process, however that ends.
+    """
     with (directory / LOCK).open("w") as file:
         if fcntl:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 raise RunError(f"another process is at work in {directory}") from None
         yield

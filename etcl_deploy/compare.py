@@ -11,22 +11,24 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from etcl_deploy import atomic
+from etcl_deploy.atomic import locked
 from etcl_deploy.config import Config
-from etcl_deploy.errors import RunError
+from etcl_deploy.errors import LearningError, RunError
 from etcl_deploy.learn import directory as directories
-from etcl_deploy.learn.directory import Stored
 from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.measures import needed_bytes
-from etcl_deploy.origins import Note
+from etcl_deploy.learn.methods import METHODS
+from etcl_deploy.origins import Note, find_tasks, origin_of
 from etcl_deploy.train import resume, train
 
-RECORD, TABLE = "compare.json", "compare.csv"
+RECORD, TABLE, RUNS = "compare.json", "compare.csv", "runs"
 FIGURES = ("acc", "fwt", "bwt", "seconds", "bytes")
 
 
@@ -55,16 +57,18 @@ class Row:
 class Comparison:
     """The table, and the summary of every run behind it."""
 
-    configs: Mapping[str, Config]  # by method, but for the seed
+    configs: Mapping[str, Config]  # by method, with the first of its seeds
     rows: tuple[Row, ...]
     runs: tuple[Mapping[str, Any], ...]
+    failed: tuple[str, ...] = ()  # what could not be learned, and why
 
     def as_json(self) -> dict[str, Any]:
         """What `etcl compare --json` prints."""
         return {
-            "recipe": next(iter(self.configs.values())).recipe,
+            "recipe": next((config.recipe for config in self.configs.values()), None),
             "methods": [asdict(row) for row in self.rows],
             "runs": list(self.runs),
+            "failed": list(self.failed),
             "configs": {method: config.as_json() for method, config in self.configs.items()},
         }
 
@@ -90,54 +94,91 @@ def compare(
     stage: Callable[[str], None] = lambda text: None,
     root: Path | None = None,
 ) -> Comparison:
-    """Learn with every method, by its config, and every seed what is not learned yet; tables are written after each."""
-    found: dict[tuple[str, int], Stored] = {}
+    """Learn with every method, by its config, and every seed what is not learned yet; tables are written after each.
+
+    The table is of all runs in the directory, also of those that other processes learn there at the same time. A method
+    that cannot learn a task stops nobody else.
+    """
+    _check_runs(directory, configs, data, root)
+    failed: list[str] = []
     for seed in range(seeds):
         for method, config in configs.items():
             stage(f"{method}, seed {seed}")
-            run = directory / "runs" / f"{method}-{seed}"
-            wanted = config.with_values({"method": method, "seed": seed})
-            found[method, seed] = _learned(wanted, data, run, device, report, note, root)
-            made = _table(configs, found)
-            atomic.write_bytes(directory / RECORD, json.dumps(made.as_json(), indent=1, allow_nan=False).encode())
-            atomic.write_bytes(directory / TABLE, made.as_csv().encode())
-    return _table(configs, found)
+            run = directory / RUNS / f"{method}-{seed}"
+            try:
+                _learn(config.with_values({"method": method, "seed": seed}), data, run, device, report, note, root)
+            except LearningError as error:
+                failed.append(f"{method}, seed {seed}: {error}")
+                note(failed[-1])
+            with locked(directory, wait=True):
+                made = replace(_table(directory, list(configs)), failed=tuple(failed))
+                atomic.write_bytes(directory / RECORD, json.dumps(made.as_json(), indent=1, allow_nan=False).encode())
+                atomic.write_bytes(directory / TABLE, made.as_csv().encode())
+    return made
 
 
-def one_beside(run: Path) -> Path | None:
-    """Where this run was learned by `etcl compare`: the run of `one` with its seed, if there is one."""
-    one = run.parent / f"one-{run.name.rpartition('-')[2]}"
-    beside = (run.parent.parent / RECORD).exists() and one != run and (one / directories.RECORD).exists()
-    return one if beside else None
+def summary_beside(run: Path) -> dict[str, Any]:
+    """What a run came to; with forward transfer, if `etcl compare` left a run of `one` beside it that fits."""
+    stored, one = directories.load(run), run.parent / f"one-{run.name.rpartition('-')[2]}"
+    if run.parent.name == RUNS and one != run and (one / directories.RECORD).exists():
+        with suppress(RunError):
+            return stored.summary(directories.load(one))
+    return stored.summary()
 
 
-def _learned(
+def _check_runs(directory: Path, configs: Mapping[str, Config], data: Path | None, root: Path | None) -> None:
+    """Refuse a directory with runs of other settings or items, before anything is learned."""
+    any_config = next(iter(configs.values()))
+    items: dict[int, list[tuple[str, str]]] = {}  # by seed: names and digests of the tasks to be learned
+    for run in _runs(directory):
+        stored = directories.load(run, finished=False)
+        method, seed = stored.config.learning.method, stored.config.learning.seed
+        wanted = configs.get(method, stored.config).with_values({"method": method, "seed": seed})
+        if stored.config != wanted or stored.config.budget() != any_config.budget():
+            raise RunError(f"{run} was learned with other settings; remove it, or compare in another directory")
+        if seed not in items:
+            found = find_tasks(any_config.with_values({"seed": seed}), data, root)
+            items[seed] = list(origin_of(found, data).tasks)
+        if [task for origin in stored.origins for task in origin.tasks] != items[seed]:
+            raise RunError(f"{run} was learned from other tasks or items; remove it, or compare in another directory")
+
+
+def _runs(directory: Path) -> list[Path]:
+    """What was learned here, or begun."""
+    return [path.parent for path in sorted((directory / RUNS).glob(f"*-*/{directories.RECORD}"))]
+
+
+def _learn(
     config: Config, data: Path | None, run: Path, device: str, report: Report, note: Note, root: Path | None
-) -> Stored:
+) -> None:
     if not (run / directories.RECORD).exists():
         train(config, data, run, device, report, note, root)
-        return directories.load(run)
-    stored = directories.load(run, finished=False)
-    if stored.config != config:
-        raise RunError(f"{run} was learned with other settings; remove it, or compare in another directory")
-    if stored.waiting:
+    elif directories.load(run, finished=False).waiting:
         resume(run, device, report, note, root)
-    return directories.load(run)
 
 
-def _table(configs: Mapping[str, Config], found: Mapping[tuple[str, int], Stored]) -> Comparison:
-    summaries = {}
-    for (method, seed), stored in found.items():
-        one = found.get(("one", seed)) if method != "one" else None
-        size = sum(needed_bytes(stored.run.network).values())
-        summaries[method, seed] = {**stored.summary(one), "bytes": size, "versions": dict(stored.run.versions)}
-    rows = []
-    for method in configs:
-        runs = {seed: summary for (name, seed), summary in summaries.items() if name == method}
-        if runs:
-            figures = (_figure([run[name] for run in runs.values()]) for name in FIGURES)
-            rows.append(Row(method, tuple(runs), *figures))
-    return Comparison(configs, tuple(rows), tuple(summaries.values()))
+def _table(directory: Path, first: Sequence[str]) -> Comparison:
+    """The runs in a directory that are complete, method by method: those in `first`, then any others."""
+    configs: dict[str, Config] = {}
+    found: dict[str, dict[int, Mapping[str, Any]]] = {method: {} for method in (*first, *METHODS)}
+    for run in _runs(directory):
+        stored = directories.load(run, finished=False)
+        if stored.run.tasks and not stored.waiting:
+            learning = stored.config.learning
+            size = sum(needed_bytes(stored.run.network).values())
+            found[learning.method][learning.seed] = {
+                **summary_beside(run),
+                "bytes": size,
+                "versions": dict(stored.run.versions),
+            }
+            configs.setdefault(learning.method, stored.config)
+    rows, runs = [], []
+    for method, summaries in found.items():
+        if summaries:
+            figures = (_figure([summary[name] for summary in summaries.values()]) for name in FIGURES)
+            rows.append(Row(method, tuple(sorted(summaries)), *figures))
+            runs += [summaries[seed] for seed in sorted(summaries)]
+    return Comparison({row.method: configs[row.method] for row in rows}, tuple(rows), tuple(runs))
 
 
 def _figure(values: Sequence[float | None]) -> Figure:

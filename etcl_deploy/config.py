@@ -57,6 +57,10 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+# Of how a task is learned: what no method may have more of than another.
+SHARED = ("epochs", "batch_size", "validation_share", "patience", "keep", "rotation", "zoom", "shift", "precision")
+
+
 class Section:
     """Settings that belong together; a value of the wrong type or out of its limits is refused."""
 
@@ -209,6 +213,12 @@ class Config(Section):
     def as_json(self) -> dict[str, Any]:
         """The same as nested JSON objects."""
         return asdict(self)
+
+    def budget(self) -> Config:
+        """What methods that are held against each other must share: all but their tasks, which are compared themselves,
+        and what each may choose for itself."""
+        shared = {name: getattr(self.learning, name) for name in SHARED}
+        return Config(images=self.images, network=replace(self.network, density=1.0), learning=Learning(**shared))
 
     def with_values(self, values: Mapping[str, Any]) -> Config:
         """A copy with some fields changed, addressed by their bare names (`epochs`, `density`, ...)."""

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,8 +30,10 @@ def write_logs(directory: Path) -> Report:
     def write(event: Event) -> None:
         if isinstance(event, StepDone):
             return
-        with (directory / EVENTS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_as_json(event), allow_nan=False) + "\n")
+        with (directory / EVENTS).open("a+b") as file:
+            whole = not file.tell() or (file.seek(-1, os.SEEK_END) and file.read(1) == b"\n")
+            line = json.dumps(_as_json(event), allow_nan=False) + "\n"
+            file.write((line if whole else f"\n{line}").encode())  # a process that was killed may have left half a line
         if isinstance(event, EpochDone):
             with (directory / EPOCHS).open("a", encoding="utf-8", newline="") as table:
                 writer = csv.writer(table, lineterminator="\n")
@@ -37,6 +42,14 @@ def write_logs(directory: Path) -> Report:
                 writer.writerow([getattr(event, name) for name in COLUMNS])
 
     return write
+
+
+def read_events(directory: Path) -> Iterator[dict[str, Any]]:
+    """The events a run has logged; what is not whole is left out."""
+    path = directory / EVENTS
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 def write_tensorboard(directory: Path) -> Report:

@@ -13,7 +13,7 @@ from etcl_deploy.build import preprocessing_of
 from etcl_deploy.config import Config
 from etcl_deploy.data.inventory import data_root, read_data_set
 from etcl_deploy.data.own import read_own
-from etcl_deploy.data.sequences import make_sequence
+from etcl_deploy.data.sequences import count_of, make_sequence
 from etcl_deploy.data.source import Source
 from etcl_deploy.errors import DataError
 from etcl_deploy.learn.directory import Origin, Stored
@@ -44,12 +44,16 @@ def find_tasks(config: Config, data: Path | None, root: Path | None = None) -> F
 
     @cache
     def find(name: str) -> Source:
-        there = read_data_set(name, data_root(root))
-        if there.missing:
-            partial.append(there.missing)
-        return there.source
+        source, lacking = read_data_set(name, data_root(root))
+        if lacking:
+            partial.append(lacking)
+        return source
 
     sources = make_sequence(config.sequence, find, config.tasks)
+    total = count_of(config.sequence) or len(sources)
+    wanted = min(total, config.tasks or total)
+    if len(sources) < wanted:
+        partial.append(f"{len(sources)} of {wanted} tasks can be made from what is there")
     return Found([source.prepared(preprocessing) for source in sources], partial, [])
 
 
@@ -70,7 +74,7 @@ def tasks_of(stored: Stored, note: Note, root: Path | None) -> list[Task]:
         except DataError as error:
             if any(name in stored.waiting for name, _ in origin.tasks):
                 raise
-            note(f"{error}. The accuracy of those tasks is carried over where their heads do not change")
+            note(f"{error}. The accuracy of those tasks is carried over where they cannot have changed")
             continue
         for name, known in origin.tasks:
             if name in there and digest(there[name]) == known:
@@ -79,7 +83,7 @@ def tasks_of(stored: Stored, note: Note, root: Path | None) -> list[Task]:
             fault = "has other items than the run began with" if name in there else "is no longer there"
             if name in stored.waiting:
                 raise DataError(f"task {name!r} {fault}; put back what was there to go on")
-            note(f"task {name!r} {fault}. Its accuracy is carried over where its head does not change")
+            note(f"task {name!r} {fault}. Its accuracy is carried over where it cannot have changed")
     return found
 
 

@@ -130,12 +130,17 @@ def data_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Of every data set where it is, or how to get it."""
     parts: list[RenderableType] = []
     for row in rows:
+        how = f"etcl data fetch downloads {size(row['download'])} to it" if row["download"] else row["by_hand"]
         if row["place"]:
             parts.append(Text.assemble(("✓ ", GOOD), plain(f"{row['title']}: {row['place']}")))
+            if row["partial"]:
+                parts.append(plain(f"  a part of it: {row['partial']}", QUIET))
+                parts.append(plain(f"  all of it belongs in {row['folder']}; {how}", QUIET))
             continue
         parts.append(Text.assemble(("✗ ", BAD), plain(f"{row['title']} is missing: {', '.join(row['missing'])}")))
+        if row["pickled"]:
+            parts.append(plain(f"  {row['pickled']}"))
         parts.append(plain(f"  from {row['home']} ({row['terms']})", QUIET))
-        how = f"etcl data fetch downloads {size(row['download'])} to it" if row["download"] else row["by_hand"]
         parts.append(plain(f"  belongs in {row['folder']}; {how}"))
     return Group(*parts)
 

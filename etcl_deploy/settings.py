@@ -27,12 +27,13 @@ def recipe_names() -> list[str]:
 def load_recipe(name: str, method: str | None = None) -> Config:
     """The recipe of that name, or in a file of the user's own, NAME.toml; as it is for that method.
 
-    A table `[methods.NAME]` holds, by their bare names, the settings in which a method differs from the rest.
+    A table `[methods.NAME]` holds, by their bare names, the settings in which a method differs from the rest; none that
+    would give it another budget.
     """
     path = Path(name)
     try:
         values = tomllib.loads(_text(name))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"cannot read {name}: {error}") from None
     own = values.pop("methods", {})
     config = config_from({"recipe": path.stem, **values})
@@ -40,7 +41,9 @@ def load_recipe(name: str, method: str | None = None) -> Config:
     for key, table in tables:
         if not isinstance(table, dict):
             raise ConfigError(f"{name}: [methods.NAME] must be a table of settings, not {table!r}")
-        config.with_values({**table, "method": key})  # whichever is asked for, all must be right
+        # Whichever is asked for, all must be right.
+        if config.with_values({**table, "method": key}).budget() != config.budget():
+            raise ConfigError(f"{name}: [methods.{key}] can say how it learns, not another network, epochs or images")
     wanted = method or config.learning.method
     return config.with_values({**own.get(wanted, {}), "method": wanted})
 

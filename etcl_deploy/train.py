@@ -106,9 +106,10 @@ def add(
 def _changed(stored: Stored, values: Mapping[str, Any]) -> Stored:
     """The run with other settings from here on; what it has learned must still fit them."""
     old, config = stored.config, stored.config.with_values(values)
-    learning = replace(config.learning, seed=old.learning.seed, similarity=old.learning.similarity)
+    kept = {name: getattr(old.learning, name) for name in ("method", "seed", "similarity")}
+    learning = replace(config.learning, **kept)
     if replace(old, tasks=config.tasks, learning=learning) != config:
-        raise RunError("of a run that has begun only --tasks and how a task is learned can change, not the rest")
+        raise RunError("of a run that has begun only --tasks and how a task is learned can change, not by which method")
     planned = [name for origin in stored.origins for name, _ in origin.tasks]
     wanted = len(planned) if config.tasks == old.tasks else config.tasks or len(planned)
     if not len(stored.run.tasks) <= wanted <= len(planned):

@@ -62,12 +62,42 @@ def test_it_goes_on_where_it_stopped(photos: Path, tmp_path: Path) -> None:  # n
     first = run(photos, tmp_path / "c", ["wsn"])
     again = run(photos, tmp_path / "c", ["naive", "wsn"])
     assert again.runs[1] == first.runs[0]
-    with pytest.raises(RunError, match="wsn-0 was learned with other settings"):
+    with pytest.raises(RunError, match="was learned with other settings"):
         run(photos, tmp_path / "c", ["wsn"], epochs=3)
+    with pytest.raises(RunError, match="was learned with other settings"):
+        run(photos, tmp_path / "c", ["etcl"], epochs=3)  # another budget than that of the others there
+    (photos / "b" / "class-0" / "0.png").unlink()
+    with pytest.raises(RunError, match="was learned from other tasks or items"):
+        run(photos, tmp_path / "c", ["wsn", "etcl"])
+    assert not (tmp_path / "c" / "runs" / "etcl-0").exists()
     for wrong in ("wsn,magic", ""):
         words = fails("compare", "--data", photos, "--methods", wrong, "--output", tmp_path / "d")
         assert "method must be one of etcl, wsn" in words
     assert not (tmp_path / "d").exists()
+
+
+def test_the_table_is_of_all_that_is_there(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Methods learned by another call, or another process, are in it, and forward transfer is measured against them."""
+    run(photos, tmp_path / "c", ["one"])
+    made = run(photos, tmp_path / "c", ["wsn"])
+    assert [row.method for row in made.rows] == ["wsn", "one"] and made.rows[0].fwt.mean is not None
+    record = json.loads((tmp_path / "c" / "compare.json").read_text())
+    assert [row["method"] for row in record["methods"]] == ["wsn", "one"]
+
+
+def test_a_method_that_fails_stops_no_other(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """It is told, in the record and on the page, too, and the command does not end well."""
+    wild = config().with_values({"learning_rate": 1e30, "optimizer": "sgd"})
+    made = compare({"naive": wild, "wsn": config()}, photos, 1, tmp_path / "c", "cpu", lambda event: None)
+    assert [row.method for row in made.rows] == ["wsn"]
+    assert len(made.failed) == 1 and made.failed[0].startswith("naive, seed 0: task 'a' could not be learned")
+    write_report(tmp_path / "c", tmp_path / "page.html")
+    assert "could not be learned" in (tmp_path / "page.html").read_text("utf-8")
+    words = ("compare", "--data", photos, "--methods", "naive", "--seeds", "1", "--set", "learning_rate=1e30")
+    result = etcl(
+        *words, "--set", "size=8", "--set", "width=4", "--set", "optimizer=sgd", "-o", tmp_path / "d", "--json"
+    )
+    assert result.returncode == 1 and json.loads(result.stdout)["failed"]
 
 
 def test_a_method_may_have_settings_of_its_own(photos: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -88,6 +118,7 @@ def test_a_method_may_have_settings_of_its_own(photos: Path, tmp_path: Path) -> 
     for wrong, why in (
         ("[methods.magic]\n", "method must be one of"),
         ("[methods.hat]\nx = 1\n", "unknown setting 'x'"),
+        ("[methods.hat]\nepochs = 1\n", r"\[methods.hat\] can say how it learns, not another network, epochs"),
     ):
         recipe.write_text(f"sequence = 'digits'\n{wrong}")
         with pytest.raises(ConfigError, match=why):
@@ -114,6 +145,13 @@ def test_forward_transfer_of_a_run(photos: Path, tmp_path: Path) -> None:  # noq
     run(photos, tmp_path / "d", ["one"])
     other = tmp_path / "d" / "runs" / "one-0"
     assert "has not learned 'b' from the same items" in fails("eval", runs / "wsn-0", "--one", other)
+    (photos / "b" / "class-0" / "extra.png").unlink()
+    run(photos, tmp_path / "e", ["one"], epochs=3)
+    wrong = fails("eval", runs / "wsn-0", "--one", tmp_path / "e" / "runs" / "one-0")
+    assert "another number of epochs" in wrong
+    shutil.rmtree(runs / "one-0")
+    shutil.copytree(other, runs / "one-0")  # it is found, and does not fit: then nothing is known
+    assert answer("eval", runs / "wsn-0")["fwt"] is None
 
 
 def test_what_is_measured_of_masks(photos: Path, tmp_path: Path) -> None:  # noqa: F811

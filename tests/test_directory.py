@@ -31,10 +31,10 @@ def test_a_loaded_run_answers_with_the_same_bytes(learned: Learned) -> None:
 
 
 def test_nothing_but_the_newest_state_is_kept(learned: Learned) -> None:
-    """One record, one backbone, one file a task, the log; nothing of a task under way."""
+    """One record, one backbone, one file a task, the logs; nothing of a task under way."""
     names = sorted(path.name for path in learned.directory.iterdir() if path.is_file())
     assert names[0] == ".lock" and names[1].startswith("backbone-")
-    assert names[2:] == ["events.jsonl", "run.json"]
+    assert names[2:] == ["epochs.csv", "events.jsonl", "run.json"]
     assert [path.name[:3] for path in sorted((learned.directory / "tasks").iterdir())] == [
         "000",
         "001",

@@ -6,6 +6,7 @@ import hashlib
 import io
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -32,12 +33,16 @@ class Mirror:
     cut_after: int | None = None  # bytes of one answer before the line goes dead
     cuts: int = 10**9  # how often it does
     ranges: bool = True
+    wrong_place: bool = False  # answer a range with another one
+    busy: int = 0  # how often it says so first
+    pause: float = 0.0  # seconds between pieces
     asked: list[str | None] = field(default_factory=list)
     url: str = ""
 
 
 @pytest.fixture
-def mirror() -> Iterator[Mirror]:
+def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+    monkeypatch.setattr(fetching, "PAUSE", 0.01)
     state = Mirror()
 
     class Handler(BaseHTTPRequestHandler):
@@ -48,8 +53,18 @@ def mirror() -> Iterator[Mirror]:
             if data is None:
                 self.send_error(404)
                 return
+            if state.busy:
+                state.busy -= 1
+                self.send_error(503)
+                return
             start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and state.ranges else 0
+            if start >= len(data):
+                self.send_error(416)
+                return
             self.send_response(206 if start else 200)
+            start = 0 if state.wrong_place else start
+            if wanted and state.ranges:
+                self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
             self.send_header("Content-Length", str(len(data) - start))
             self.end_headers()
             part = data[start:]
@@ -57,7 +72,9 @@ def mirror() -> Iterator[Mirror]:
                 state.cuts -= 1
                 part = part[: state.cut_after]
                 self.close_connection = True
-            self.wfile.write(part)
+            for place in range(0, len(part), 8192):
+                self.wfile.write(part[place : place + 8192])
+                time.sleep(state.pause)
 
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
@@ -104,23 +121,62 @@ def test_cut_off_in_the_middle_it_goes_on_there(mirror: Mirror, tmp_path: Path) 
 
 
 def test_a_server_that_cannot_go_on_begins_anew(mirror: Mirror, tmp_path: Path) -> None:
-    """What it sends then replaces what was there."""
-    (tmp_path / ".a.bin.part").write_bytes(b"old" * 100)
-    mirror.ranges = False
+    """What it sends then replaces what was there; so it is when what was there was of something else."""
+    for way in ("ranges", "wrong_place", "other", "longer"):
+        (tmp_path / ".a.bin.part").write_bytes(b"old" * (10**5 if way == "longer" else 100))
+        mirror.ranges, mirror.wrong_place = way != "ranges", way == "wrong_place"
+        fetch(wanted(mirror), tmp_path)
+        assert (tmp_path / "a.bin").read_bytes() == CONTENT
+        (tmp_path / "a.bin").unlink()
+
+
+def test_a_busy_server_is_asked_again(mirror: Mirror, tmp_path: Path) -> None:
+    """A few times; then it is given up."""
+    mirror.busy = 3
     fetch(wanted(mirror), tmp_path)
     assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    mirror.busy = 100
+    with pytest.raises(DataError, match="answers 503"):
+        fetch(wanted(mirror), tmp_path / "again")
+
+
+def test_two_at_once_do_not_harm_each_other(mirror: Mirror, tmp_path: Path) -> None:
+    """One waits for the other, and finds what it brought."""
+    mirror.pause = 0.01
+    failures: list[BaseException] = []
+
+    def bring() -> None:
+        try:
+            fetch(wanted(mirror), tmp_path)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=bring) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == [] and (tmp_path / "a.bin").read_bytes() == CONTENT and len(mirror.asked) == 1
+
+
+def test_what_is_there_already_is_looked_at(mirror: Mirror, tmp_path: Path) -> None:
+    """A file of the right name that is another, or damaged, is brought anew; leftovers are removed."""
+    (tmp_path / "a.bin").write_bytes(CONTENT[:-1] + b"x")
+    (tmp_path / ".unpacking-abc").mkdir()
+    fetch(wanted(mirror), tmp_path)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT and not (tmp_path / ".unpacking-abc").exists()
 
 
 def test_what_is_not_as_its_makers_say_is_not_kept(mirror: Mirror, tmp_path: Path) -> None:
     """Another digest, more bytes than stated, no such file."""
     with pytest.raises(DataError, match="not sha256:00: it is not what its makers published"):
         fetch(wanted(mirror, digest="sha256:00"), tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
     with pytest.raises(DataError, match="sends more than the 1,000 bytes"):
         fetch(wanted(mirror, bytes=1000), tmp_path)
     with pytest.raises(DataError, match="answers 404"):
         fetch(wanted(mirror, url=f"{mirror.url}/none"), tmp_path)
-    assert not (tmp_path / "a.bin").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_no_server_and_no_space(mirror: Mirror, tmp_path: Path) -> None:
@@ -155,7 +211,7 @@ def test_archives_are_unpacked_all_or_nothing(mirror: Mirror, tmp_path: Path, na
     mirror.files[name] = packed(tmp_path / "cifar-100-binary", name)
     target = tmp_path / "target"
     fetch(wanted(mirror, name), target)
-    assert sorted(path.name for path in target.iterdir()) == ["cifar-100-binary"]
+    assert sorted(path.name for path in target.iterdir()) == [".lock", "cifar-100-binary"]
     assert len(DATA_SETS["cifar100"].read(target).train) == 20
     mirror.files[name] = mirror.files[name][: len(mirror.files[name]) // 2]
     other = tmp_path / "other"
@@ -182,5 +238,5 @@ def test_an_archive_cannot_reach_out_of_its_folder_or_fill_the_disk(
     for name in ("y.tar.gz", "y.zip"):
         mirror.files[name] = packed(tmp_path / "big", name)
         monkeypatch.setattr(fetching, "GROWTH", 1 if name.endswith("gz") else 0.5)
-        with pytest.raises(DataError, match="would unpack to 1,000,000 bytes"):
+        with pytest.raises(DataError, match="would unpack to more than"):
             fetch(wanted(mirror, name), tmp_path / name.replace(".", "-"))

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +86,7 @@ def test_other_files_are_left_out_and_counted(root: Path) -> None:
     draw(root / "a" / "loose.png", 3)
     (root / "readme.md").write_text("x")
     found = load(root)
-    assert sorted(path.name for path in found.ignored) == ["gone.png", "loose.png", "more", "notes.txt"]
+    assert sorted(path.name for path in found.ignored) == ["gone.png", "loose.png", "more", "notes.txt", "readme.md"]
     assert len(found.tasks) == 2
 
 
@@ -199,3 +202,47 @@ def test_a_task_may_be_an_npz_file_or_come_from_a_csv(root: Path) -> None:
     (root / "all.csv").write_text("\n".join(["path,label,task", *lines]))
     (task,) = load(root / "all.csv").tasks
     assert (task.name, task.classes, len(task.train_y), len(task.test_y)) == ("mine", ("dark", "light"), 2, 2)
+
+
+def test_one_task_is_not_taken_for_two(root: Path) -> None:
+    """A folder that holds train and test is a task, not its parts."""
+    for name in ("b", "c"):
+        if (root / name).exists():
+            shutil.rmtree(root / name)
+    (root / "a").rename(root / "train")
+    shutil.copytree(root / "train", root / "test")
+    with pytest.raises(DataError, match="is one task, split; --data takes the folder it is in"):
+        load(root)
+
+
+def test_names_that_look_alike_are_one(root: Path) -> None:
+    """However a file system stores an accent: the order finds it, two of a name are refused, and so is a broken one."""
+    composed, apart = "caf\u00e9", "cafe\u0301"
+    (root / "a").rename(root / apart)
+    others = [path.name for path in root.iterdir() if path.is_dir() and path.name != apart]
+    (root / "tasks.toml").write_text(f"order = {json.dumps([composed, *others])}")
+    assert load(root).tasks[0].name == composed
+    shutil.copytree(root / apart, root / composed)
+    with pytest.raises(DataError, match=r"two tasks in .* have the same name"):
+        load(root)
+    shutil.rmtree(root / composed)
+    classes = sorted(path for path in (root / apart).iterdir() if path.is_dir())
+    shutil.copytree(classes[0], root / apart / composed)
+    shutil.copytree(classes[0], root / apart / apart)
+    with pytest.raises(DataError, match="two class folders of the same name, 'caf\u00e9'"):
+        load(root)
+    shutil.rmtree(root / apart / apart)
+    classes[0].rename(os.fsdecode(bytes(classes[0]) + b"\xff"))
+    with pytest.raises(DataError, match="a name that cannot be shown; rename it"):
+        load(root)
+
+
+def test_an_npz_beside_a_folder_of_its_name_is_refused(root: Path) -> None:
+    """With an order or without."""
+    np.savez(root / "a.npz", train_x=np.zeros((4, 8, 8), np.uint8), train_y=[0, 1, 0, 1])
+    names = [path.name for path in root.iterdir() if path.is_dir()]
+    for order in (None, names):
+        if order:
+            (root / "tasks.toml").write_text(f"order = {json.dumps(order)}")
+        with pytest.raises(DataError, match=r"two tasks in .* have the same name: 'a' and 'a'"):
+            load(root)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -82,11 +84,8 @@ def test_cifar_is_read_from_its_binary_version(tmp_path: Path) -> None:
     assert cifar.read_cifar10(tmp_path).train.labels.tolist() == [1, 2, 3, 4, 5]
 
 
-def test_pickled_cifar_is_refused_with_a_pointer(tmp_path: Path) -> None:
-    """Nothing in it is looked at; a file that was cut off is refused too."""
-    (tmp_path / "data_batch_1").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    with pytest.raises(DataError, match=r"is pickled, and pickles can run code.*binary version"):
-        cifar.read_cifar10(tmp_path)
+def test_cifar_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    """By the file."""
     write_cifar(tmp_path / "c")
     (tmp_path / "c" / "test.bin").write_bytes(b"x" * 3073)
     with pytest.raises(DataError, match=r"test\.bin is damaged or cut off: 3073 bytes"):
@@ -121,6 +120,10 @@ def test_leaf_knows_whose_each_item_is(tmp_path: Path) -> None:
         ([[0.5] * 783 + [float("nan")]], [0], "not 784 values from 0 to 1"),
         ([[2.0] * 784], [0], "not 784 values from 0 to 1"),
         ([["a"] * 784], [0], "not 784 values from 0 to 1"),
+        ([["0.5"] * 784], [0], "not 784 values from 0 to 1"),
+        ([[10**400] * 784], [0], "not 784 values from 0 to 1"),
+        ([[0.5] * 784], [10**30], "no whole number"),
+        ([[0.5] * 784], [1e300], "no whole number"),
         ([[0.5] * 784], [0, 1], "as many labels"),
         ([[0.5] * 784], ["x"], "no whole number"),
         ([[0.5] * 784], [7], "has the training label 7, but only 2 classes"),
@@ -152,14 +155,49 @@ def test_npz_files_are_read_channels_first_or_last(tmp_path: Path) -> None:
     assert source.classes == ("no", "yes") and len(source.test) == 0
     assert np.array_equal(np.asarray(source.train.images), pixels.transpose(0, 2, 3, 1))
     np.savez(tmp_path / "b.npz", train_x=pixels.astype(float), train_y=[0, 1, 1, 0])
-    with pytest.raises(DataError, match=r"b\.npz: images must be uint8"):
+    with pytest.raises(DataError, match=r"b\.npz: images are float64 \[4, 8, 8, 3\]; uint8"):
         npz.read_npz(tmp_path / "b.npz", "b")
     np.savez(tmp_path / "c.npz", train_x=np.array([{}], dtype=object), train_y=[0])
-    with pytest.raises(DataError, match=r"c\.npz is damaged or not a \.npz file"):
+    with pytest.raises(DataError, match=r"c\.npz: train_x\.npy holds Python objects, which are never unpickled"):
         npz.read_npz(tmp_path / "c.npz", "c")
     np.savez(tmp_path / "d.npz", train_x=pixels)
     with pytest.raises(DataError, match="has no array 'train_y'; it holds: train_x"):
         npz.read_npz(tmp_path / "d.npz", "d")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"test_x": np.zeros((2, 8, 8), np.uint8)}, "has test_x, but no test_y; both or neither"),
+        ({"test_y": np.zeros(2, int)}, "has test_y, but no test_x; both or neither"),
+        ({"train_owners": np.array(["a"] * 4)}, "has train_owners, but no test_owners"),
+        ({"classes": np.array([b"no", b"yes"])}, "classes must be names in a row"),
+        ({"classes": np.array("no")}, "classes must be names in a row"),
+        ({"classes": np.array(2)}, "classes must be names in a row"),
+        ({"train_y": np.array([0, 1, 1, 10**9])}, "there is a label 1000000000; at most 100000 classes"),
+        ({"train_y": np.array([0, 1, 1, -1])}, "has the training label -1"),
+        ({"train_x": np.zeros((4, 8, 8, 4), np.uint8)}, r"images are uint8 \[4, 8, 8, 4\]"),
+        ({"train_x": np.zeros((4, 0, 8), np.uint8)}, r"images are uint8 \[4, 0, 8\]"),
+    ],
+)
+def test_a_wrong_npz_is_refused(tmp_path: Path, changes: dict[str, np.ndarray], words: str) -> None:
+    """By the file and the array."""
+    arrays = {"train_x": np.zeros((4, 8, 8), np.uint8), "train_y": np.array([0, 1, 1, 0])}
+    np.savez(tmp_path / "a.npz", **{**arrays, **changes})
+    with pytest.raises(DataError, match=words) as caught:
+        npz.read_npz(tmp_path / "a.npz", "a")
+    assert str(tmp_path / "a.npz") in str(caught.value)
+
+
+def test_an_npz_that_promises_more_than_it_has_takes_no_memory(tmp_path: Path) -> None:
+    """Its header is read before anything else; whatever else is wrong with it is a clear refusal."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (1 << 40, 28, 28)})
+    for content in (header.getvalue(), header.getvalue().replace(b"1099511627776", b"3            "), b"", b"text"):
+        with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+            archive.writestr("train_x.npy", content)
+        with pytest.raises(DataError, match=r"a\.npz"):
+            npz.read_npz(tmp_path / "a.npz", "a")
 
 
 def test_svhn_is_read_from_its_matlab_files(tmp_path: Path) -> None:
@@ -172,9 +210,17 @@ def test_svhn_is_read_from_its_matlab_files(tmp_path: Path) -> None:
     source = mat.read_svhn(tmp_path)
     assert source.train.labels.tolist() == [0, 1, 2, 9]
     assert np.array_equal(np.asarray(source.train.images)[2], pixels[:, :, :, 2])
+    for wrong in (57, -3, np.nan, 1.5):
+        savemat(tmp_path / "test_32x32.mat", {"X": pixels, "y": np.array([[10.0], [1], [2], [wrong]])})
+        with pytest.raises(DataError, match=r"test_32x32\.mat has labels other than"):
+            mat.read_svhn(tmp_path)
+    savemat(tmp_path / "test_32x32.mat", {"X": pixels[:5], "y": np.array([[10], [1], [2], [9]])})
+    with pytest.raises(DataError, match=r"test_32x32\.mat holds .* are right"):
+        mat.read_svhn(tmp_path)
+    savemat(tmp_path / "test_32x32.mat", {"X": pixels, "y": np.array([[10], [1], [2], [9]], dtype=np.uint8)})
     whole = (tmp_path / "test_32x32.mat").read_bytes()
     (tmp_path / "test_32x32.mat").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"test_32x32\.mat is damaged"):
+    with pytest.raises(DataError, match=r"test_32x32\.mat (is damaged|holds)"):
         mat.read_svhn(tmp_path)
 
 
@@ -203,14 +249,19 @@ def test_a_manifest_names_image_label_and_task(tmp_path: Path) -> None:
         ("path,label,task\nb.png,x,t\n", "line 2: there is no file"),
         ("path,label,task,split\na.png,x,t,dev\n", "split must be train or test, not 'dev'"),
         ("path,label,task\na.png,x,t\n", "has one class"),
-        ("path,label,task,split\na.png,x,t,train\na.png,y,t,train\na.png,z,t,test\n", "test images of 'z'"),
+        ("path,label,task,split\na.png,x,t,train\nc.png,y,t,train\nd.png,z,t,test\n", "test images of 'z'"),
+        ("path,label,task,split\na.png,x,t,train\na.png,x,t,test\n", "line 3: a.png is in task 't' already, by line 2"),
+        ("path,label,task\na.png,x,t\n./a.png,y,t\n", "line 3: ./a.png is in task 't' already, by line 2"),
+        ("path,label,task,label\na.png,x,t,y\n", "two columns of the same name"),
+        (f"path,label,task\n{'a' * 300}.png,x,t\n", "cannot read|there is no file"),
         ("path,label,task\n", "names no image"),
         ('path,label,task\n"a.png,x,t\n', "damaged or not a CSV"),
     ],
 )
 def test_a_wrong_manifest_is_refused_by_line(tmp_path: Path, text: str, words: str) -> None:
     """So that it can be mended."""
-    (tmp_path / "a.png").touch()
+    for name in "acd":
+        (tmp_path / f"{name}.png").touch()
     (tmp_path / "all.csv").write_text(text)
     with pytest.raises(DataError, match=words):
         manifest.read_manifest(tmp_path / "all.csv")

@@ -195,7 +195,7 @@ def test_data_of_finished_tasks_may_be_gone(photos: Path, tmp_path: Path) -> Non
     run, _ = resume(tmp_path / "run", "cpu", lambda event: None, notes.append)
     assert run.tasks == ("a", "b", "c")
     assert [row[0] for row in run.matrix] == [run.matrix[0][0]] * 3
-    assert notes == ["task 'a' is no longer there. Its accuracy is carried over where its head does not change"]
+    assert notes == ["task 'a' is no longer there. Its accuracy is carried over where it cannot have changed"]
 
 
 def test_a_run_goes_on_with_other_settings(photos: Path, tmp_path: Path) -> None:
@@ -211,6 +211,15 @@ def test_a_run_goes_on_with_other_settings(photos: Path, tmp_path: Path) -> None
     assert [event["epochs"] for event in events if event["event"] == "EpochDone"] == [2, 2, 1, 1]
     told = [event["values"] for event in events if event["event"] == "SettingsChanged"]
     assert told == [{"epochs": 1, "learning_rate": 0.001, "backward": "off"}]
+
+
+def test_a_run_does_not_change_its_method(photos: Path, tmp_path: Path) -> None:
+    """What one method left is not what another needs; the run goes on as if nothing had been asked."""
+    run = tmp_path / "run"
+    interrupted(photos, run, 1)
+    with pytest.raises(RunError, match="not by which method"):
+        resume(run, "cpu", lambda event: None, values={"method": "one"})
+    assert resume(run, "cpu", lambda event: None)[1].learning.method == "etcl"
 
 
 def test_settings_that_do_not_touch_the_task_under_way_do_not_cost_it(photos: Path, tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ def config_of(recipe: str | None, data: Path | None, values: Mapping[str, Any]) 
 
     if (recipe is None) == (data is None):
         raise typer.BadParameter("name a recipe, or your own data with --data DIR (not both)")
+    if "sequence" in values:  # whatever it is now, it is no longer what the recipe is known for
+        values = {"recipe": None, **values}
     return (load_recipe(recipe, values.get("method")) if recipe else Config()).with_values(values)
 
 

@@ -66,11 +66,14 @@ def compare(
     from etcl_deploy.render import compare_report
 
     values = settings_of(settings, {"epochs": epochs, "tasks": tasks})
-    configs = {method: config_of(recipe, own, {**values, "method": method}) for method in methods.split(",")}
+    names = [name.strip() for name in methods.split(",")]
+    configs = {name: config_of(recipe, own, {**values, "method": name}) for name in names}
     progress = TrainingProgress(err)
     with progress.bars:
         made = comparing.compare(configs, own, seeds, output, device, progress, progress.note, progress.note, data_root)
     show(made.as_json(), as_json=as_json, picture=compare_report(made.rows))
+    if made.failed:
+        raise typer.Exit(1)
 
 
 def report(

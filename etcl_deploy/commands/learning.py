@@ -106,12 +106,11 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Accuracy matrix, ACC, BWT, FWT, share claimed; what each task was compared with, which heads it changed."""
-    from etcl_deploy.compare import one_beside
+    from etcl_deploy.compare import summary_beside
     from etcl_deploy.learn.directory import load
     from etcl_deploy.render import run_report, transfer_report
 
-    alone = one or one_beside(run)
-    summary = load(run).summary(load(alone) if alone else None)
+    summary = load(run).summary(load(one)) if one else summary_beside(run)
     show(summary, as_json=as_json, picture=Group(run_report(summary), transfer_report(summary)))
 
 

@@ -82,6 +82,7 @@ def _idx_files(base: str, files: dict[str, tuple[int, str]]) -> tuple[File, ...]
 
 
 IDX_NAMES = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+LETTERS = tuple("ABCDEFGHIJ")
 FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 BALANCED = tuple(string.digits + string.ascii_uppercase + "abdefghnqrt")  # EMNIST joins letters that look alike
 OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -99,7 +100,7 @@ CELEBA = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 def _leaf_by_hand(data: str, options: str, name: str) -> str:
     return (
         f"In LEAF's data/{data} run ./preprocess.sh {options}, then copy its data/train and data/test to {name}/train "
-        f"and {name}/test below the data root"
+        f"and {name}/test below the data root. LEAF draws at random, anew every time: results differ from the paper's"
     )
 
 
@@ -111,6 +112,7 @@ DATA_SETS: dict[str, DataSet] = {
         (60_000, 10_000),
         partial(_read_idx, prefix="", classes=NUMERALS),
         IDX_NAMES,
+        NUMERALS,
         _idx_files(
             "https://ossci-datasets.s3.amazonaws.com/mnist",
             {
@@ -128,6 +130,7 @@ DATA_SETS: dict[str, DataSet] = {
         (60_000, 10_000),
         partial(_read_idx, prefix="", classes=FASHION),
         IDX_NAMES,
+        FASHION,
         _idx_files(
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
             {
@@ -144,7 +147,8 @@ DATA_SETS: dict[str, DataSet] = {
         "free for research; derived from NIST's Special Database 19",
         (112_800, 18_800),
         lambda folder: _read_idx(folder / "gzip", "emnist-balanced-", BALANCED, turned=True),
-        ("gzip",),
+        tuple(f"gzip/emnist-balanced-{name.replace('t10k', 'test')}" for name in IDX_NAMES),
+        BALANCED,
         (
             File(
                 "gzip.zip",
@@ -158,9 +162,10 @@ DATA_SETS: dict[str, DataSet] = {
         "notMNIST (small)",
         "http://yaroslavvb.blogspot.com/2011/09/notmnist-dataset.html",
         "not stated",
-        (16_852, 1_872),
+        (16_854, 1_870),
         _read_letters,
-        ("notMNIST_small",),
+        tuple(f"notMNIST_small/{letter}" for letter in LETTERS),
+        LETTERS,
         by_hand=(
             "Get notMNIST_small.tar.gz (8,458,043 bytes) from its maker's page, unpack it to notmnist/notMNIST_small "
             "and remove the two of its 18,726 files that are damaged: `etcl train` names them"
@@ -172,7 +177,8 @@ DATA_SETS: dict[str, DataSet] = {
         "not stated; cite the technical report",
         (50_000, 10_000),
         lambda folder: cifar.read_cifar10(folder / "cifar-10-batches-bin"),
-        ("cifar-10-batches-bin",),
+        ("cifar-10-batches-bin/*_batch*.bin", "cifar-10-batches-bin/batches.meta.txt"),
+        OBJECTS,
         (
             File(
                 "cifar-10-binary.tar.gz",
@@ -181,6 +187,7 @@ DATA_SETS: dict[str, DataSet] = {
                 "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
             ),
         ),
+        pickled="cifar-10-batches-py",
     ),
     "cifar100": DataSet(
         "CIFAR-100",
@@ -188,7 +195,8 @@ DATA_SETS: dict[str, DataSet] = {
         "not stated; cite the technical report",
         (50_000, 10_000),
         lambda folder: cifar.read_cifar100(folder / "cifar-100-binary"),
-        ("cifar-100-binary",),
+        tuple(f"cifar-100-binary/{name}" for name in ("train.bin", "test.bin", "*_label_names.txt")),
+        None,
         (
             File(
                 "cifar-100-binary.tar.gz",
@@ -197,6 +205,7 @@ DATA_SETS: dict[str, DataSet] = {
                 "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
             ),
         ),
+        pickled="cifar-100-python",
         read_npz=_read_packed_cifar100,
     ),
     "svhn": DataSet(
@@ -206,6 +215,7 @@ DATA_SETS: dict[str, DataSet] = {
         (73_257, 26_032),
         mat.read_svhn,
         ("train_32x32.mat", "test_32x32.mat"),
+        mat.CLASSES,
         (
             File(
                 "train_32x32.mat",
@@ -227,7 +237,7 @@ DATA_SETS: dict[str, DataSet] = {
         "ImageNet's terms of access: non-commercial research and education",
         (50_000, 10_000),
         _read_mini_imagenet,
-        ("images",),
+        ("images/*/*",),
         by_hand="Put its 100 classes of 600 images as folders below mini_imagenet/images",
     ),
     "femnist1": DataSet(
@@ -236,7 +246,7 @@ DATA_SETS: dict[str, DataSet] = {
         "derived from NIST's Special Database 19",
         None,
         partial(leaf.read_leaf, name="femnist1", classes=CHARACTERS),
-        ("train", "test"),
+        ("train/*.json", "test/*.json"),
         by_hand=_leaf_by_hand("femnist", "-s iid --sf 0.05 -k 0 -t sample", "femnist1"),
         read_npz=_read_packed_samples,
     ),
@@ -246,7 +256,7 @@ DATA_SETS: dict[str, DataSet] = {
         "derived from NIST's Special Database 19",
         None,
         partial(leaf.read_leaf, name="femnist2", classes=CHARACTERS),
-        ("train", "test"),
+        ("train/*.json", "test/*.json"),
         by_hand=_leaf_by_hand("femnist", "-s niid --sf 0.05 -k 100 -t sample", "femnist2"),
     ),
     "celeba": DataSet(
@@ -255,7 +265,7 @@ DATA_SETS: dict[str, DataSet] = {
         "for non-commercial research only",
         None,
         _read_faces,
-        ("train", "test", "img_align_celeba"),
+        ("train/*.json", "test/*.json", "img_align_celeba/*"),
         by_hand=_leaf_by_hand("celeba", "-s niid --sf 0.05 -k 20 -t sample", "celeba")
         + ", and the folder img_align_celeba of CelebA itself to celeba/img_align_celeba",
     ),

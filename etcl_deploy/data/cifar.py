@@ -17,7 +17,6 @@ MAX_RECORDS = 1_000_000  # of one file
 
 def read_cifar10(folder: Path) -> Source:
     """CIFAR-10 from the folder its makers' binary archive holds."""
-    _refuse_pickles(folder)
     train = [_records(folder / f"data_batch_{number}.bin", 1) for number in range(1, 6)]
     test = _records(folder / "test_batch.bin", 1)
     classes = _names(folder / "batches.meta.txt")
@@ -26,7 +25,6 @@ def read_cifar10(folder: Path) -> Source:
 
 def read_cifar100(folder: Path) -> Source:
     """CIFAR-100 from the folder its makers' binary archive holds, with its 20 superclasses."""
-    _refuse_pickles(folder)
     train, test = _records(folder / "train.bin", 2), _records(folder / "test.bin", 2)
     classes, coarse = _names(folder / "fine_label_names.txt"), _names(folder / "coarse_label_names.txt")
     superclass = dict(zip(train[:, 1].tolist(), train[:, 0].tolist(), strict=True))
@@ -59,12 +57,3 @@ def _names(path: Path) -> tuple[str, ...]:
         return tuple(line.strip() for line in path.read_text("utf-8").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}") from None
-
-
-def _refuse_pickles(folder: Path) -> None:
-    pickled = [name for name in ("data_batch_1", "batches.meta", "train", "meta") if (folder / name).is_file()]
-    if pickled:
-        raise DataError(
-            f"{folder / pickled[0]} is pickled, and pickles can run code: they are never read. "
-            "The makers' page has the same images as 'binary version (suitable for C programs)'"
-        )

@@ -33,7 +33,14 @@ class DataSet:
     terms: str
     items: tuple[int, int] | None  # training and test items when complete; None: it depends on how it was made
     read: Callable[[Path], Source]  # from its folder
-    needs: tuple[str, ...]  # what its folder holds when all is there
+    needs: tuple[str, ...]  # what its folder holds when all is there; as patterns, X.gz stands for X, too
+    classes: tuple[str, ...] | None = None  # what labels mean where a .npz file does not say
     files: tuple[File, ...] = ()
     by_hand: str = ""  # how to get it where there is no file to download
+    pickled: str = ""  # the folder of its pickled version, which is never read
     read_npz: Callable[[Path], Source] | None = None  # where NAME.npz is not as npz.read_npz has it
+
+    def lacks(self, folder: Path) -> list[str]:
+        """What is not in the folder."""
+        ways = ((part, (part, part.removesuffix(".gz"))) for part in self.needs)
+        return [part for part, patterns in ways if not any(any(folder.glob(pattern)) for pattern in patterns)]

@@ -7,70 +7,73 @@ import hashlib
 import shutil
 import tarfile
 import tempfile
+import time
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 import httpx
 
+from etcl_deploy.atomic import locked
 from etcl_deploy.data.dataset import DataSet, File
 from etcl_deploy.data.inventory import check_recipe, data_set
 from etcl_deploy.errors import DataError
 
-TRIES = 5  # connections that may break before one file is given up
+TRIES = 5  # connections that may break, or servers that may be busy, before one file is given up
+PAUSE = 1.0  # seconds before another try, and twice as many before every further one
 TIMEOUT = 30.0  # seconds without a byte
 GROWTH = 40  # an archive may hold this many times its own bytes
+UNPACKING = ".unpacking-"
 
 Progress = Callable[[str, int, int], None]  # file, bytes there, bytes in all
 
 
 def fetch_recipe(name: str, root: Path | None, progress: Progress) -> list[dict[str, Any]]:
-    """Download what a recipe lacks; what `etcl data check` then says."""
+    """Download what a recipe lacks, as far as it can be; what `etcl data check` then says."""
+    by_hand = []
     for row in check_recipe(name, root):
-        if not row["place"]:
-            known = data_set(row["name"])
-            if not known.files:
-                raise DataError(f"{known.title} cannot be downloaded from here. {known.by_hand}")
-            fetch(known, Path(row["folder"]), progress)
+        if row["download"]:
+            fetch(data_set(row["name"]), Path(row["folder"]), progress)
+        elif not row["place"]:
+            by_hand.append(f"{row['title']} cannot be downloaded from here. {row['by_hand']}")
+    if by_hand:
+        raise DataError("; ".join(by_hand))
     return check_recipe(name, root)
 
 
 def fetch(known: DataSet, folder: Path, progress: Progress = lambda name, done, total: None) -> None:
-    """Bring every file of a data set into `folder`; those that are there are left as they are."""
+    """Bring every file of a data set into `folder`; those that are there, and as its makers say, are left as they are.
+
+    One process at a time: another one that wants the same waits.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [file for file in known.files if file.unpacks or not (folder / file.name).exists()]
-    for file in missing:
-        if not (folder / file.name).exists():
-            _download(file, folder, progress)
-        if file.unpacks:
-            _unpack(folder / file.name, folder)
-            (folder / file.name).unlink()
+    with locked(folder, wait=True):
+        for left in folder.glob(f"{UNPACKING}*"):  # by a process that was killed
+            shutil.rmtree(left)
+        if not known.lacks(folder):
+            return
+        for file in known.files:
+            target = folder / file.name
+            if target.exists() and digest_of(target, file.digest) != file.digest:
+                target.unlink()  # cut off, or something else of that name
+            if not target.exists():
+                _download(file, folder, progress)
+            if file.unpacks:
+                _unpack(target, folder)
+                target.unlink()
 
 
 def _download(file: File, folder: Path, progress: Progress) -> None:
     part = folder / f".{file.name}.part"
-    room = shutil.disk_usage(folder).free
-    there = part.stat().st_size if part.exists() else 0
-    if file.bytes - there > room:
-        raise DataError(f"{file.name} needs {file.bytes - there:,} more bytes in {folder}; {room:,} are free")
-    for attempt in range(1, TRIES + 1):
-        try:
-            _receive(file, part, progress)
-            break
-        except httpx.HTTPStatusError as error:
-            raise DataError(f"{file.url} answers {error.response.status_code}; see its makers' page") from None
-        except httpx.HTTPError as error:
-            if attempt == TRIES:
-                kept = part.stat().st_size if part.exists() else 0
-                raise DataError(
-                    f"{file.url} broke off ({error!r}); {kept:,} of {file.bytes:,} bytes are kept: try again"
-                ) from None
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise DataError(f"no space left in {folder} for {file.name}; what is there is kept: try again") from None
-    found = digest_of(part, file.digest.partition(":")[0])
+    began_with = part.stat().st_size if part.exists() else 0
+    _receive_all(file, part, progress)
+    found = digest_of(part, file.digest)
+    if found != file.digest and began_with:  # what was there may have been of something else
+        part.unlink()
+        _receive_all(file, part, progress)
+        found = digest_of(part, file.digest)
     if found != file.digest:
         part.unlink()
         raise DataError(
@@ -79,22 +82,52 @@ def _download(file: File, folder: Path, progress: Progress) -> None:
     part.replace(folder / file.name)
 
 
+def _receive_all(file: File, part: Path, progress: Progress) -> None:
+    """Try until all of the file is in `part`; what came is kept for the next time."""
+    folder, there = part.parent, part.stat().st_size if part.exists() else 0
+    room = shutil.disk_usage(folder).free
+    if file.bytes - there > room:
+        raise DataError(f"{file.name} needs {file.bytes - there:,} more bytes in {folder}; {room:,} are free")
+    for attempt in range(TRIES):
+        try:
+            return _receive(file, part, progress)
+        except httpx.HTTPStatusError as error:
+            status = error.response.status_code
+            if status < 500 or attempt == TRIES - 1:
+                raise DataError(f"{file.url} answers {status}; see its makers' page") from None
+        except httpx.HTTPError as error:
+            if attempt == TRIES - 1:
+                kept = part.stat().st_size if part.exists() else 0
+                raise DataError(
+                    f"{file.url} broke off ({error!r}); {kept:,} of {file.bytes:,} bytes are kept: try again"
+                ) from None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise DataError(f"no space left in {folder} for {file.name}; what is there is kept: try again") from None
+        time.sleep(PAUSE * 2**attempt)
+
+
 def _receive(file: File, part: Path, progress: Progress) -> None:
     """Append to `part` until it is complete."""
     there = part.stat().st_size if part.exists() else 0
-    if there >= file.bytes:
-        there = 0 if there > file.bytes else there
-        if there:
-            return
-    headers = {"Range": f"bytes={there}-", "Accept-Encoding": "identity"} if there else {"Accept-Encoding": "identity"}
+    if there == file.bytes:
+        return
+    if there > file.bytes:
+        part.unlink()
+        there = 0
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={there}-"} if there else {})
     with httpx.stream("GET", file.url, headers=headers, timeout=TIMEOUT, follow_redirects=True) as answer:
+        if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+            part.unlink()  # it is not of what the server has
         answer.raise_for_status()
-        if answer.status_code != httpx.codes.PARTIAL_CONTENT:
+        if not answer.headers.get("Content-Range", "").startswith(f"bytes {there}-"):
             there = 0  # the server begins anew, whatever was asked
         with part.open("ab" if there else "wb") as output:
-            for chunk in answer.iter_bytes():
+            for chunk in answer.iter_raw():
                 there += len(chunk)
                 if there > file.bytes:
+                    part.unlink()
                     raise DataError(f"{file.url} sends more than the {file.bytes:,} bytes its makers state")
                 output.write(chunk)
                 progress(file.name, there, file.bytes)
@@ -102,8 +135,9 @@ def _receive(file: File, part: Path, progress: Progress) -> None:
         raise httpx.RemoteProtocolError(f"{there:,} of {file.bytes:,} bytes")
 
 
-def digest_of(path: Path, kind: str) -> str:
-    """The file's digest, as `kind:hexadecimal`."""
+def digest_of(path: Path, like: str) -> str:
+    """The file's digest of the same kind, as `kind:hexadecimal`."""
+    kind = like.partition(":")[0]
     found = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -112,19 +146,23 @@ def digest_of(path: Path, kind: str) -> str:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Put what an archive holds into `folder`, all of it or nothing."""
+    """Put the files an archive holds into `folder`, all of them or none."""
     limit = GROWTH * archive.stat().st_size
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".unpacking-") as name:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=UNPACKING) as name:
         try:
-            if archive.suffix == ".zip":
-                with zipfile.ZipFile(archive) as packed:
-                    _check_size(sum(entry.file_size for entry in packed.infolist()), limit, archive)
-                    packed.extractall(name)
-            else:
-                with tarfile.open(archive) as packed:
-                    _check_size(sum(entry.size for entry in packed), limit, archive)
-                    packed.extractall(name, filter="data")
-        except (OSError, zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+            total = 0
+            for inside, content in _files(archive):
+                target = Path(name) / inside
+                if PurePosixPath(inside).is_absolute() or ".." in PurePosixPath(inside).parts:
+                    raise DataError(f"{archive} could not be unpacked: {inside!r} leads out of its folder")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with content, target.open("wb") as output:
+                    while chunk := content.read(1 << 20):
+                        total += len(chunk)
+                        if total > limit:
+                            raise DataError(f"{archive} would unpack to more than {limit:,} bytes")
+                        output.write(chunk)
+        except (OSError, zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, NotImplementedError) as error:
             raise DataError(f"{archive} could not be unpacked: {error}") from None
         for entry in Path(name).iterdir():
             target = folder / entry.name
@@ -133,6 +171,16 @@ def _unpack(archive: Path, folder: Path) -> None:
             entry.rename(target)
 
 
-def _check_size(total: int, limit: int, archive: Path) -> None:
-    if total > limit:
-        raise DataError(f"{archive} would unpack to {total:,} bytes; at most {limit:,} are right")
+def _files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Names and contents of the regular files in an archive; nothing else in it counts."""
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as packed:
+            for entry in packed.infolist():
+                if not entry.is_dir():
+                    yield entry.filename, packed.open(entry)
+    else:
+        with tarfile.open(archive) as packed:
+            for member in packed:
+                content = packed.extractfile(member) if member.isreg() else None
+                if content:
+                    yield member.name, content

@@ -62,15 +62,21 @@ def _class_files(folder: Path, ignored: list[Path]) -> dict[str, list[Path]]:
             raise DataError(
                 f"{class_folder} has no readable image; expected files ending in {', '.join(sorted(SUFFIXES))}"
             )
-        classes[name_of(class_folder)] = images
+        name = name_of(class_folder)
+        if name in classes:
+            raise DataError(f"{folder} has two class folders of the same name, {name!r}; rename one")
+        classes[name] = images
     if not classes:
         raise DataError(f"{folder} has no class folder; expected {folder}/<class>/*.png")
     return classes
 
 
-def name_of(folder: Path) -> str:
-    """A folder's name as people type it; some file systems store accents apart from their letters."""
-    return unicodedata.normalize("NFC", folder.name)
+def name_of(path: Path) -> str:
+    """A folder's or file's name as people type it; some file systems store accents apart from their letters."""
+    name = path.name if path.is_dir() else path.stem
+    if not name.isprintable():
+        raise DataError(f"{path.parent} holds {name!r}, a name that cannot be shown; rename it")
+    return unicodedata.normalize("NFC", name)
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -78,4 +84,6 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def visible(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.iterdir()) if not path.name.startswith("."))
+    """What is not hidden, by name."""
+    found = sorted(folder.iterdir(), key=lambda path: unicodedata.normalize("NFC", path.name))
+    return (path for path in found if not path.name.startswith("."))

@@ -41,6 +41,8 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             if count > MAX_BYTES:
                 raise DataError(f"{path} states {list(shape)} values; at most {MAX_BYTES} bytes are read")
             data = file.read(count + 1)
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}") from None
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise DataError(f"{path} is damaged or cut off: {error}") from None
     if len(data) != count:

@@ -5,8 +5,7 @@ NAME.npz (see npz.py), which may hold a part of it.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,6 @@ from etcl_deploy.errors import ConfigError, DataError
 from etcl_deploy.settings import about_recipe, load_recipe, recipe_names
 
 VARIABLE = "ETCL_DATA"
-
-
-@dataclass(frozen=True)
-class Found:
-    """A data set that is there; `missing` says in words what part of it is not."""
-
-    source: Source
-    missing: str | None
 
 
 def data_root(chosen: Path | None = None) -> Path:
@@ -44,26 +35,44 @@ def data_set(name: str) -> DataSet:
 def place_of(name: str, root: Path) -> Path | None:
     """Where a data set is, its folder or its .npz file; None if nowhere."""
     folder, packed = root / name, root / f"{name}.npz"
-    if all((folder / part).exists() for part in data_set(name).needs):
+    if not data_set(name).lacks(folder):
         return folder
     return packed if packed.exists() else None
 
 
-def read_data_set(name: str, root: Path) -> Found:
-    """The data set as it is found below `root`."""
+def read_data_set(name: str, root: Path) -> tuple[Source, str | None]:
+    """The data set as it is found below `root`, and in words what part of it is not there."""
     known, place = data_set(name), place_of(name, root)
     if place is None:
         raise DataError(
-            f"{known.title} is neither in {root / name} nor {root / f'{name}.npz'}; "
-            f"see `etcl data check`, or name another folder with --data-root DIR or {VARIABLE}=DIR"
+            f"{known.title} is neither in {root / name} nor {root / f'{name}.npz'}{_pickled(known, root / name)}; see "
+            f"`etcl data check` with the recipe's name, or name another folder with --data-root DIR or {VARIABLE}=DIR"
         )
-    read = known.read if place.is_dir() else known.read_npz or partial(npz.read_npz, name=name)
-    source = replace(read(place), name=name)
-    here = (len(source.train), len(source.test))
-    if known.items and any(found < stated for found, stated in zip(here, known.items, strict=True)):
-        train, test = (f"{found:,} of {stated:,}" for found, stated in zip(here, known.items, strict=True))
-        return Found(source, f"{known.title}: {train} training and {test} test items are in {place.name}")
-    return Found(source, None)
+    if place.is_dir():
+        source = known.read(place)
+    elif known.read_npz:
+        source = known.read_npz(place)
+    else:
+        source = npz.read_npz(place, name, known.classes)
+    return replace(source, name=name), _lacking(known, place, (len(source.train), len(source.test)))
+
+
+def _lacking(known: DataSet, place: Path, here: tuple[int, int]) -> str | None:
+    """What part of a data set is not there, in words."""
+    if not known.items or all(found >= stated for found, stated in zip(here, known.items, strict=True)):
+        return None
+    train, test = (f"{found:,} of {stated:,}" for found, stated in zip(here, known.items, strict=True))
+    return f"{known.title}: {train} training and {test} test items are in {place.name}"
+
+
+def _pickled(known: DataSet, folder: Path) -> str:
+    """A word on a version that must not be read, where it is there."""
+    if not known.pickled or not (folder / known.pickled).exists():
+        return ""
+    return (
+        f" ({folder / known.pickled} is pickled, and pickles can run code: they are never read; its makers have the "
+        "same images as 'binary version (suitable for C programs)')"
+    )
 
 
 def list_recipes(root: Path | None) -> list[dict[str, Any]]:
@@ -85,15 +94,21 @@ def check_recipe(name: str, root: Path | None) -> list[dict[str, Any]]:
 def _entry(name: str, root: Path) -> dict[str, Any]:
     """What `etcl data check` says of a data set."""
     known, place = data_set(name), place_of(name, root)
-    lacking = [part for part in known.needs if not (root / name / part).exists()]
+    partial = None
+    if place and known.items and not place.is_dir():
+        shapes = npz.shapes_in(place)
+        partial = _lacking(known, place, (shapes.get("train_y", (0,))[0], shapes.get("test_y", (0,))[0]))
+    needed = not place or partial
     return {
         "name": name,
         "title": known.title,
         "home": known.home,
         "terms": known.terms,
         "place": str(place) if place else None,
-        "missing": [] if place else lacking,
+        "partial": partial,
+        "missing": [] if place else known.lacks(root / name),
+        "pickled": _pickled(known, root / name).strip(" ()"),
         "folder": str(root / name),
-        "download": sum(file.bytes for file in known.files) if known.files and not place else None,
-        "by_hand": known.by_hand if not place else "",
+        "download": sum(file.bytes for file in known.files) if known.files and needed else None,
+        "by_hand": known.by_hand if needed else "",
     }

@@ -19,6 +19,7 @@ from etcl_deploy.errors import DataError
 
 SIDE = 28
 MAX_BYTES = 2 << 30  # of one file
+MAX_CLASSES = 100_000
 
 
 def read_leaf(folder: Path, name: str, classes: Sequence[str], images: Path | None = None) -> Source:
@@ -50,6 +51,8 @@ def _users(path: Path) -> Iterator[tuple[str, list[Any], list[int]]]:
         if path.stat().st_size > MAX_BYTES:
             raise DataError(f"{path} has more than the {MAX_BYTES} bytes that are read")
         record = json.loads(path.read_bytes())
+        if len(set(record["users"])) < len(record["users"]):
+            raise DataError(f"{path} names a user twice")
         found = [(owner, record["user_data"][owner]["x"], record["user_data"][owner]["y"]) for owner in record["users"]]
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
@@ -58,8 +61,8 @@ def _users(path: Path) -> Iterator[tuple[str, list[Any], list[int]]]:
     for owner, x, y in found:
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or not isinstance(owner, str):
             raise DataError(f"{path}: user {owner!r} needs as many labels (y) as images (x)")
-        if not all(type(label) is int or (type(label) is float and label.is_integer()) for label in y):
-            raise DataError(f"{path}: a label of user {owner!r} is no whole number")
+        if not all(type(label) in (int, float) and 0 <= label < MAX_CLASSES and label == int(label) for label in y):
+            raise DataError(f"{path}: a label of user {owner!r} is no whole number from 0")
         yield owner, x, [int(label) for label in y]
 
 
@@ -70,9 +73,10 @@ def _picture(item: Any, images: Path | None, path: Path, owner: str) -> Any:
             raise DataError(f"{path}: user {owner!r} has the image {str(item)[:60]!r}; the name of a file is right")
         return images / item
     try:
-        values = np.asarray(item, dtype=np.float64)
-    except (ValueError, TypeError):
+        values = np.asarray(item)
+    except ValueError:  # rows of different lengths
         values = np.empty(0)
-    if values.shape != (SIDE * SIDE,) or not bool(((values >= 0) & (values <= 1)).all()):
+    right = values.shape == (SIDE * SIDE,) and values.dtype.kind in "if"
+    if not right or not bool(((values >= 0) & (values <= 1)).all()):
         raise DataError(f"{path}: an image of user {owner!r} is not {SIDE * SIDE} values from 0 to 1")
     return np.rint(values * 255).astype(np.uint8).reshape(SIDE, SIDE)

@@ -20,10 +20,13 @@ Rows = list[tuple[Path, str, str]]  # image, label, part
 def read_manifest(path: Path) -> list[Source]:
     """The tasks in the order they first appear; without a column `split` their test parts are empty."""
     tasks: dict[str, Rows] = {}
+    lines: dict[tuple[str, Path], int] = {}  # where an image of a task was named
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, strict=True)
             columns = reader.fieldnames or []
+            if len(set(columns)) < len(columns):
+                raise DataError(f"{path} has two columns of the same name: {','.join(columns)}")
             missing = [name for name in COLUMNS if name not in columns]
             if missing:
                 raise DataError(
@@ -42,8 +45,13 @@ def read_manifest(path: Path) -> list[Source]:
                     raise DataError(f"{where}: split must be train or test, not {split!r}")
                 if not (path.parent / image).is_file():
                     raise DataError(f"{where}: there is no file {path.parent / image}")
+                seen = lines.setdefault((task, (path.parent / image).resolve()), reader.line_num)
+                if seen != reader.line_num:
+                    raise DataError(f"{where}: {image} is in task {task!r} already, by line {seen}; once is right")
                 tasks.setdefault(task, []).append((path.parent / image, label, split))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename or path}: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} is damaged or not a CSV file in UTF-8: {error}") from None
     if not tasks:
         raise DataError(f"{path} names no image")

@@ -9,13 +9,14 @@ FILE.csv                                                            see manifest
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from etcl_deploy.data.folders import read_folder, visible
+from etcl_deploy.data.folders import name_of, read_folder, visible
 from etcl_deploy.data.manifest import read_manifest
 from etcl_deploy.data.npz import read_npz
 from etcl_deploy.data.source import Source, hold_back
@@ -42,16 +43,16 @@ def read_own(path: Path, test_share: float, seed: int, limit: int | None) -> Own
     ignored: list[Path] = []
     if path.suffix.lower() == ".csv" and path.is_file():
         found = read_manifest(path)[:limit]
+        _check_names([task.name for task in found], path)
     elif path.is_dir():
-        found = [_read(entry, ignored) for entry in _entries(path)[:limit]]
+        found = [_read(entry, ignored) for entry in _entries(path, ignored)[:limit]]
     else:
         raise DataError(f"{path} is not a directory; --data takes a folder of task folders, or a .csv file")
-    _check_names([task.name for task in found], path)
     return OwnTasks(tuple(_with_test(task, test_share, seed) for task in found), tuple(ignored))
 
 
 def _read(entry: Path, ignored: list[Path]) -> Source:
-    return read_folder(entry, ignored) if entry.is_dir() else read_npz(entry, entry.stem)
+    return read_folder(entry, ignored) if entry.is_dir() else read_npz(entry, name_of(entry))
 
 
 def _with_test(task: Source, share: float, seed: int) -> Source:
@@ -62,13 +63,22 @@ def _with_test(task: Source, share: float, seed: int) -> Source:
     return task
 
 
-def _entries(directory: Path) -> list[Path]:
+def _entries(directory: Path, ignored: list[Path]) -> list[Path]:
     """The folders and files that are tasks, in the order they are learned."""
-    entries = [path for path in visible(directory) if path.is_dir() or path.suffix == ".npz"]
+    entries: list[Path] = []
+    for path in visible(directory):
+        if path.is_dir() or path.suffix.lower() == ".npz":
+            entries.append(path)
+        elif path.name != ORDER_FILE:
+            ignored.append(path)
     if not entries:
         raise DataError(f"{directory} has no task folder; expected {directory}/<task>/<class>/*.png")
+    names = [name_of(entry) for entry in entries]
+    if names == ["test", "train"]:
+        raise DataError(f"{directory} is one task, split; --data takes the folder it is in, which may hold others, too")
+    _check_names(names, directory)
     order_file = directory / ORDER_FILE
-    return _ordered(order_file, entries) if order_file.exists() else entries
+    return _ordered(order_file, dict(zip(names, entries, strict=True))) if order_file.exists() else entries
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:
@@ -81,14 +91,14 @@ def _check_names(names: Sequence[str], path: Path) -> None:
         seen[key] = name
 
 
-def _ordered(order_file: Path, entries: Sequence[Path]) -> list[Path]:
+def _ordered(order_file: Path, by_name: Mapping[str, Path]) -> list[Path]:
     try:
         order = tomllib.loads(order_file.read_text("utf-8"))["order"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, RecursionError):
         raise DataError(f'{order_file} should hold one line: order = ["first", "second"]') from None
-    by_name = {entry.name if entry.is_dir() else entry.stem: entry for entry in entries}
     if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
         raise DataError(f"{order_file}: order must be a list of task names")
+    order = [unicodedata.normalize("NFC", name) for name in order]
     for position, name in enumerate(order):
         if name in order[:position]:
             raise DataError(f"two tasks have the same name: {order_file} lists {name!r} twice")

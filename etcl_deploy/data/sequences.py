@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import islice
+from itertools import chain, count, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -120,6 +120,8 @@ class Split(Sampled):
                 raise ConfigError(f"{source.name} has no superclasses; split it by class")
             groups = dict.fromkeys(sorted(source.groups))
             shares = [(group, [c for c, g in enumerate(source.groups) if g == group]) for group in groups]
+            if self.tasks and self.tasks > len(shares):
+                raise ConfigError(f"{source.name} has {len(shares)} superclasses, not {self.tasks}")
             return shares[: self.tasks]
         count, classes = self.tasks or len(source.classes) // 2, len(source.classes)
         if count > classes // 2:
@@ -131,7 +133,8 @@ class Split(Sampled):
 
 @dataclass(frozen=True)
 class Owners(Sampled):
-    """Every task the items of one writer or person; which ones is drawn at random where there are more."""
+    """Every task the items of one writer or person; which ones is drawn at random where there are more. Where there are
+    fewer, so are tasks."""
 
     owners: str = ""
     tasks: int | None = None  # None: everyone's
@@ -148,11 +151,10 @@ class Owners(Sampled):
             raise ConfigError(f"{source.name} does not say whose its items are")
         tested = set(source.test.owners.tolist())
         people = [owner for owner in dict.fromkeys(source.train.owners.tolist()) if owner in tested]
-        count = self.tasks or len(people)
-        if count > len(people):
-            raise DataError(f"{source.name} has training and test items of {len(people)} owners, not {count}")
-        if count < len(people):
-            chosen = torch.randperm(len(people), generator=self.draws(0))[:count].tolist()
+        if not people:
+            raise DataError(f"{source.name} has training and test items of nobody")
+        if self.tasks and self.tasks < len(people):
+            chosen = torch.randperm(len(people), generator=self.draws(0))[: self.tasks].tolist()
             people = [people[place] for place in chosen]
         for number, owner in enumerate(people):
             yield self.sample(source.of_owner(owner), self.draws(number))
@@ -198,14 +200,17 @@ class Mix(Sequence):
         return None if None in counts else sum(count or 0 for count in counts)
 
     def make(self, find: Find) -> Iterator[Source]:
-        """Each task is named after its data set, too."""
-        tasks = [
-            replace(task, name=task.name if task.name in part.data else f"{'-'.join(part.data)}-{task.name}")
-            for part in self.mix
-            for task in part.make(find)
-        ]
+        """Each task is named after its data set, too, and numbered where that was there before."""
+        tasks: dict[str, Source] = {}
+        for part in self.mix:
+            for task in part.make(find):
+                plain = isinstance(part, Mix) or task.name in part.data
+                name = task.name if plain else f"{'-'.join(part.data)}-{task.name}"
+                numbered = (f"{name}-{number}" for number in count(2))
+                name = next(unused for unused in chain([name], numbered) if unused not in tasks)
+                tasks[name] = replace(task, name=name)
         for place in torch.randperm(len(tasks), generator=self.draws(0)).tolist():
-            yield tasks[place]
+            yield list(tasks.values())[place]
 
 
 KINDS: dict[str, type[Sequence]] = {
@@ -229,30 +234,40 @@ def sequence_of(table: Any) -> Sequence:
         raise ConfigError(f"unknown key {unknown[0]!r} in a sequence that has {words[0]}; known: {known}")
     for word in ("each", "mix"):
         if word in values:
-            if not isinstance(values[word], list | tuple) or not values[word]:
-                raise ConfigError(f"{word} must be a list, not {values[word]!r}")
+            kind_of_item = str if word == "each" else Mapping
+            listed = values[word] if isinstance(values[word], list | tuple) else []
+            if not listed or not all(isinstance(item, kind_of_item) for item in listed):
+                what = "names of data sets" if word == "each" else "sequences"
+                raise ConfigError(f"{word} must be a list of {what}, not {values[word]!r}")
             values[word] = tuple(map(sequence_of, values[word]) if word == "mix" else values[word])
     return kind(**values)
 
 
 def data_of(sequence: Any) -> tuple[str, ...]:
     """The names of the data sets a sequence is made from."""
-    return () if isinstance(sequence, str) else sequence_of(sequence).data
+    if isinstance(sequence, str):
+        _by_code(sequence)
+        return ()
+    return sequence_of(sequence).data
 
 
 def count_of(sequence: Any) -> int | None:
     """How many tasks a sequence has; None where the data decides."""
-    return len(MADE_BY_CODE[sequence]()) if isinstance(sequence, str) else sequence_of(sequence).count
+    return len(_by_code(sequence)()) if isinstance(sequence, str) else sequence_of(sequence).count
 
 
 def make_sequence(sequence: Any, find: Find, limit: int | None) -> list[Source]:
     """The tasks of a sequence, the first `limit`."""
     if isinstance(sequence, str):
-        if sequence not in MADE_BY_CODE:
-            known = ", ".join(MADE_BY_CODE)
-            raise ConfigError(f'unknown sequence {sequence!r}; a table such as {{permute = "mnist"}}, or: {known}')
-        return MADE_BY_CODE[sequence]()[:limit]
+        return _by_code(sequence)()[:limit]
     return list(islice(sequence_of(sequence).make(find), limit))
+
+
+def _by_code(name: str) -> Callable[[], list[Source]]:
+    if name not in MADE_BY_CODE:
+        known = ", ".join(MADE_BY_CODE)
+        raise ConfigError(f'unknown sequence {name!r}; a table such as {{permute = "mnist"}}, or: {known}')
+    return MADE_BY_CODE[name]
 
 
 def permuted(part: Part, order: np.ndarray) -> np.ndarray:

@@ -29,8 +29,11 @@ class Part:
 
     def __post_init__(self) -> None:
         pixels = self.images
-        if isinstance(pixels, np.ndarray) and (pixels.dtype != np.uint8 or pixels.ndim not in (3, 4)):
-            raise DataError(f"images must be uint8 [items, height, width], not {pixels.dtype} {list(pixels.shape)}")
+        if isinstance(pixels, np.ndarray):
+            fits = pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[3] in (1, 3))
+            if pixels.dtype != np.uint8 or not fits or 0 in pixels.shape[1:]:
+                right = "uint8 [items, height, width], perhaps with 1 or 3 channels, is right"
+                raise DataError(f"images are {pixels.dtype} {list(pixels.shape)}; {right}")
         if self.labels.dtype.kind not in "iu" or self.labels.ndim != 1:
             found = f"{self.labels.dtype} {list(self.labels.shape)}"
             raise DataError(f"labels must be whole numbers in a row, not {found}")
@@ -80,8 +83,6 @@ class Source:
 
     def of_owner(self, owner: str) -> Source:
         """The items of one owner."""
-        if self.train.owners is None or self.test.owners is None:
-            raise DataError(f"{self.name} does not say whose its items are")
         train, test = (part.take(np.flatnonzero(part.owners == owner)) for part in (self.train, self.test))
         return Source(owner, self.classes, train, test)
 

@@ -14,8 +14,10 @@ def overlap(states: Sequence[TaskState]) -> Tensor:
     """`[tasks, tasks]`: of the weights either of two tasks uses, the share both do."""
     shared = torch.zeros(len(states), len(states), dtype=torch.float64)
     for step in states[0].masks:
-        rows = torch.stack([state.masks[step].flatten() for state in states]).float()
-        shared += (rows @ rows.T).cpu()
+        rows = torch.stack([state.masks[step].flatten() for state in states])
+        for part in torch.split(rows, 1 << 20, dim=1):  # as numbers they take much more room than as bits
+            numbers = part.float()
+            shared += (numbers @ numbers.T).cpu()
     own = shared.diagonal()
     return shared / (own.unsqueeze(0) + own.unsqueeze(1) - shared).clamp_min(1)
 
@@ -41,7 +43,7 @@ def needed_bytes(network: MaskedNetwork) -> dict[str, int]:
         sizes["backbone"] += sum(weight.nbytes for weight in (state.weights or {}).values())
         sizes["masks"] += sum(-(-mask.numel() // 8) for mask in state.masks.values() if not bool(mask.all()))
         sizes["heads"] += sum(tensor.nbytes for tensor in state.head.values())
-        sizes["norms"] += sum(tensor.nbytes for norm in state.norms.values() for tensor in vars(norm).values())
+        sizes["norms"] += 2 * sum(norm.gamma.nbytes for norm in state.norms.values())  # a scale and a shift a channel
     sharing = [state for state in states if state.weights is None]
     if sharing:
         for step in sharing[0].masks:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -66,12 +68,11 @@ def heat_map(
         axes.tick_params(length=0, labelsize=10 if count <= FEW else 7)
         axes.set_xlabel(columns)
         axes.set_ylabel(rows)
-        for (row, column), value in np.ndenumerate(values):
-            if np.isnan(value):
-                continue
-            if marked is not None and marked[row, column]:
-                axes.add_patch(_frame(row, column))
-            if count <= FEW:
+        if marked is not None:
+            frames = [_frame(row, column) for row, column in np.argwhere(marked)]
+            axes.add_collection(PatchCollection(frames, match_original=True, rasterized=count > 60))
+        for (row, column), value in np.ndenumerate(values) if count <= FEW else ():
+            if not np.isnan(value):
                 shade = (value - limits[0]) / (limits[1] - limits[0] or 1)
                 colour = "black" if shade > 0.6 else "white"
                 axes.text(column + 0.5, row + 0.5, form.format(value), ha="center", va="center", color=colour, size=8)
@@ -92,7 +93,8 @@ def task_curves(matrix: Matrix, names: Sequence[str]) -> str:
         for number, name in enumerate(names):
             places = np.arange(number, len(matrix)) + 1
             values = _numbers([row[number] for row in matrix[number:]])
-            axes.plot(places, values, marker="o", markersize=3, linewidth=1.2, color=shades[number])
+            marker = "o" if len(names) <= FEW or number == len(names) - 1 else ""
+            axes.plot(places, values, marker=marker, markersize=3, linewidth=1.2, color=shades[number])
             ends.append((values[-1], name))
         axes.set_xlabel("tasks learned")
         axes.set_ylabel("test accuracy, %")
@@ -186,7 +188,9 @@ def _svg(draw: Callable[[Axes], None], width: float, height: float) -> str:
         axes.patch.set_alpha(0)
         draw(axes)
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        with warnings.catch_warnings():  # a letter its own font lacks is no matter: the page's font draws it
+            warnings.filterwarnings("ignore", "Glyph .* missing from")
+            figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r' width="[\d.]+pt"', f' style="width:100%;max-width:{width:.1f}in;height:auto"', svg, count=1)

@@ -37,7 +37,7 @@ def compare_page(directory: Path) -> Page:
         return Page(
             title=f"{record['recipe'] or directory.name}: {len(methods)} methods side by side",
             lead=f"{len(first['tasks'])} tasks, the same items, epochs and order for each.",
-            notes=sorted({words for run in runs for words in run["partial"]}),
+            notes=[*sorted({words for run in runs for words in run["partial"]}), *record["failed"]],
             facts=[("methods", str(len(methods))), ("tasks", str(len(first["tasks"]))), ("runs", str(len(runs)))],
             sections=sections,
             footer="made with etcl compare",

@@ -9,20 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from etcl_deploy.compare import one_beside
+from etcl_deploy.compare import summary_beside
 from etcl_deploy.learn.directory import Stored, how_to_go_on, load
 from etcl_deploy.learn.measures import needed_bytes, overlap, used_over_time
-from etcl_deploy.logs import EVENTS
+from etcl_deploy.learn.methods import METHODS
+from etcl_deploy.logs import read_events
 from etcl_deploy.render import size
 from etcl_deploy.report import figures
 from etcl_deploy.report.page import Page, Picture, Section, Table
+
+MANY = 40  # tasks: more than that many cannot each be shown
 
 
 def run_page(directory: Path) -> Page:
     """What a run came to, as far as it got."""
     stored = load(directory)
-    alone = one_beside(directory)
-    summary = stored.summary(load(alone) if alone else None)
+    summary = summary_beside(directory)
     tasks = f"{len(summary['tasks'])} task{'s' if len(summary['tasks']) > 1 else ''}"
     sections = [_accuracy(summary), *_curves(summary), *_similarity(summary), *_masks(stored), _sizes(stored)]
     sections += [*_progress(directory), _settings(stored)]
@@ -30,7 +32,7 @@ def run_page(directory: Path) -> Page:
         title=f"{summary['recipe'] or directory.name}: {tasks} learned with {summary['method']}",
         lead=f"{stored.config.network.backbone}, density {stored.config.network.density}, seed {summary['seed']}",
         notes=_notes(stored, directory),
-        facts=_facts(summary),
+        facts=_facts(summary, stored),
         sections=sections,
         footer=f"run {stored.digest[:16]}, made with etcl-deploy {stored.run.versions['etcl_deploy']}",
     )
@@ -44,12 +46,13 @@ def _notes(stored: Stored, directory: Path) -> list[str]:
     return notes
 
 
-def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(summary: Mapping[str, Any], stored: Stored) -> list[tuple[str, str]]:
+    used = used_over_time(list(stored.run.network.finished.values()))[-1]
     return [
         ("average accuracy (ACC)", _shown(summary["acc"], "{:.2f} %")),
         ("backward transfer (BWT)", _shown(summary["bwt"], "{:+.4f}")),
         ("forward transfer (FWT)", _shown(summary["fwt"], "{:+.4f}")),
-        ("backbone claimed", _shown(summary["claimed"], "{:.0%}")),
+        ("backbone in use", f"{used:.0%}"),
         ("time", f"{summary['seconds']:.0f} s"),
     ]
 
@@ -94,6 +97,10 @@ def _curves(summary: Mapping[str, Any]) -> list[Section]:
     }
     if any(value for value, _ in change.values()):
         lead = "What later tasks gave to, or took from, each earlier one, in points of accuracy."
+        if len(change) > MANY:
+            largest = sorted(change, key=lambda name: -abs(change[name][0] or 0))[:MANY]
+            change = {name: value for name, value in change.items() if name in largest}
+            lead += f" The {MANY} that changed most."
         picture = figures.bars(change, "change since it was learned, points", "{:+.1f}")
         sections.append(Section("backward", "Backward transfer", lead, [Picture(lead, picture)]))
     return sections
@@ -136,23 +143,24 @@ def _similarity(summary: Mapping[str, Any]) -> list[Section]:
         ]
         for task, f in rows
     ]
-    return [Section("similarity", "Similar tasks", lead, [Picture(lead, picture)], [Table(head, cells, "as a table")])]
+    tables = [Table(head, cells, "as a table")] if len(names) <= MANY else []  # `etcl eval --json` has it all
+    return [Section("similarity", "Similar tasks", lead, [Picture(lead, picture)], tables)]
 
 
 def _masks(stored: Stored) -> list[Section]:
+    """Nothing of methods without masks, or of a single one."""
     states = list(stored.run.network.finished.values())
-    lead = "Of the weights two tasks use, the share both do; and how much of the backbone is in use."
-    pictures = []
-    if len(states) > 1:
-        shared = overlap(states).numpy()
-        drawn = figures.heat_map(
-            shared, stored.run.tasks, label="shared", rows="task", columns="task", limits=(0.0, 1.0), form="{:.2f}"
-        )
-        used = figures.lines(
-            {"used": [100 * share for share in used_over_time(states)]}, "tasks learned", "weights in use, %", 0
-        )
-        pictures = [Picture("Overlap of masks", drawn), Picture("Weights in use over time", used)]
-    return [Section("masks", "Masks", lead, pictures)] if pictures else []
+    if METHODS[stored.config.learning.method].dense or len(states) < 2:
+        return []
+    shared = overlap(states).numpy()
+    drawn = figures.heat_map(
+        shared, stored.run.tasks, label="shared", rows="task", columns="task", limits=(0.0, 1.0), form="{:.2f}"
+    )
+    shares = [100 * share for share in used_over_time(states)]
+    used = figures.lines({"in use": shares}, "tasks learned", "weights in use, %", 0)
+    lead = "Of the weights two tasks use, the share both do; and how much of the backbone some task uses."
+    pictures = [Picture("Overlap of masks", drawn), Picture("Weights in use over time", used)]
+    return [Section("masks", "Masks", lead, pictures)]
 
 
 def _sizes(stored: Stored) -> Section:
@@ -167,12 +175,13 @@ def _sizes(stored: Stored) -> Section:
 
 
 def _progress(directory: Path) -> list[Section]:
-    """Loss and validation accuracy epoch by epoch, from the log."""
-    path = directory / EVENTS
-    if not path.exists():
-        return []
-    events = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    epochs = {(e["task"], e["epoch"]): e for e in events if e["event"] == "EpochDone"}  # after a resumption the latest
+    """Loss and validation accuracy epoch by epoch, from the log; what was repeated, as it was the last time."""
+    epochs: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for event in read_events(directory):
+        if event["event"] == "EpochDone":
+            task, number = event["task"], event["epoch"]
+            epochs = {place: old for place, old in epochs.items() if place[0] != task or place[1] < number}
+            epochs[task, number] = event
     if not epochs:
         return []
     losses = [event["loss"] for event in epochs.values()]

@@ -1,0 +1,42 @@
+"""What a run writes down while it learns."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_cli import answer
+from test_train import photos, settings  # noqa: F401
+
+from etcl_deploy.learn.events import Resumed
+from etcl_deploy.logs import read_events, write_logs
+
+
+def test_epochs_as_a_table_and_for_tensorboard(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """The same figures in all three, and the accuracy that was measured."""
+    words = [word for key, value in settings().items() for word in ("--set", f"{key}={value}")]
+    summary = answer("train", "--data", photos, "--run", tmp_path / "run", "--tensorboard", *words)
+    with (tmp_path / "run" / "epochs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    events = [event for event in read_events(tmp_path / "run") if event["event"] == "EpochDone"]
+    assert [(row["task"], int(row["epoch"])) for row in rows] == [(event["task"], event["epoch"]) for event in events]
+    assert [float(row["loss"]) for row in rows] == [event["loss"] for event in events]
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    losses = [scalar.value for task in summary["tasks"] for scalar in board.Scalars(f"loss/{task}")]
+    assert len(losses) == len(rows)
+    assert all(abs(found - float(row["loss"])) < 1e-5 for found, row in zip(losses, rows, strict=True))
+    last = summary["tasks"][-1]
+    assert abs(board.Scalars(f"accuracy/{last}")[-1].value - summary["matrix"][-1][-1]) < 1e-3
+
+
+def test_half_a_line_costs_no_other(tmp_path: Path) -> None:
+    """A process that was killed while it wrote leaves the log readable, and what comes later is whole."""
+    log = tmp_path / "events.jsonl"
+    write_logs(tmp_path)(Resumed("a", 1))
+    log.write_bytes(log.read_bytes() + b'{"event": "Epo')
+    write_logs(tmp_path)(Resumed("b", 2))
+    assert [event["task"] for event in read_events(tmp_path)] == ["a", "b"]
+    assert json.loads(log.read_text().splitlines()[-1])["epoch"] == 2
