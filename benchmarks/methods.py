@@ -5,7 +5,7 @@
     python benchmarks/methods.py                   the tables again, from results/methods/
 
 Parts may be learned by several processes at once, of different methods. When all is there, results/methods/ holds a
-table (.csv) and every run's figures (.json) of each sequence. It is `etcl compare`, with half the epochs for F-EMNIST-1.
+table (.csv) and every run's figures (.json) of each sequence. It is `etcl compare`, F-EMNIST-1 with half its epochs.
 """
 
 from __future__ import annotations
