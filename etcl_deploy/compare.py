@@ -52,6 +52,11 @@ class Row:
     seconds: Figure
     bytes: Figure  # what it takes to predict all tasks: fp32 weights, normalization and heads, a bit a weight for masks
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Row:
+        """The row that the record of a comparison holds."""
+        return cls(values["method"], tuple(values["seeds"]), *(Figure(**values[name]) for name in FIGURES))
+
 
 @dataclass(frozen=True)
 class Comparison:

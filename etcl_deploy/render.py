@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -94,24 +94,30 @@ def run_report(summary: Mapping[str, Any]) -> RenderableType:
 
 def compare_report(rows: Sequence[Row]) -> RenderableType:
     """A line a method: mean and deviation over the seeds."""
-    made = table("method", ">seeds", ">ACC", ">FWT", ">BWT", ">time", ">size")
+    made = table("method", ">seeds", ">ACC, %", ">FWT", ">BWT", ">time", ">size")
     for row in rows:
-        cells = (
-            figure(row.acc, lambda value: f"{value:.2f}"),
-            figure(row.fwt, lambda value: f"{value:+.3f}", lambda value: f"{value:.3f}"),
-            figure(row.bwt, lambda value: f"{value:+.3f}", lambda value: f"{value:.3f}"),
-            figure(row.seconds, lambda value: f"{value:.0f} s"),
-            "-" if row.bytes.mean is None else size(row.bytes.mean),
-        )
-        made.add_row(row.method, str(len(row.seeds)), *cells)
+        made.add_row(*compare_cells(row))
     return made
 
 
-def figure(value: Figure, shown: Callable[[float], str], spread: Callable[[float], str] | None = None) -> str:
+def compare_cells(row: Row) -> list[str]:
+    """A method's figures in words."""
+    figures = (
+        _figure(row.acc, "{:.2f}"),
+        _figure(row.fwt, "{:+.3f}"),
+        _figure(row.bwt, "{:+.3f}"),
+        _figure(row.seconds, "{:.0f} s"),
+        "-" if row.bytes.mean is None else size(row.bytes.mean),
+    )
+    return [row.method, str(len(row.seeds)), *figures]
+
+
+def _figure(value: Figure, form: str) -> str:
     """A mean with its deviation, if there is one; "-" for what is not known."""
     if value.mean is None:
         return "-"
-    return shown(value.mean) + (f" ± {(spread or shown)(value.deviation)}" if value.deviation is not None else "")
+    deviation = "" if value.deviation is None else f" ± {form.replace('+', '').format(value.deviation)}"
+    return form.format(value.mean) + deviation
 
 
 def recipes_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from etcl_deploy.compare import RECORD
+from etcl_deploy.compare import RECORD, Row
 from etcl_deploy.errors import RunError
-from etcl_deploy.render import size
+from etcl_deploy.render import compare_cells
 from etcl_deploy.report import figures
 from etcl_deploy.report.page import Page, Picture, Section, Table
 from etcl_deploy.settings import flat
@@ -47,13 +47,8 @@ def compare_page(directory: Path) -> Page:
 
 
 def _table(methods: Sequence[Mapping[str, Any]]) -> Section:
-    forms = {"acc": "{:.2f}", "fwt": "{:.3f}", "bwt": "{:.3f}", "seconds": "{:.0f}"}
-    rows = []
-    for row in methods:
-        cells = [_figure(row[name], form) for name, form in forms.items()]
-        known = row["bytes"]["mean"]
-        rows.append([row["method"], str(len(row["seeds"])), *cells, "-" if known is None else size(known)])
-    head = ["method", "seeds", "ACC, %", "FWT", "BWT", "seconds", "size"]
+    rows = [compare_cells(Row.from_json(row)) for row in methods]
+    head = ["method", "seeds", "ACC, %", "FWT", "BWT", "time", "size"]
     lead = "Mean and deviation over the seeds. Size is what it takes to predict all tasks."
     return Section("table", "Methods", lead, tables=[Table(head, rows)])
 
@@ -93,9 +88,3 @@ def _settings(configs: Mapping[str, Mapping[str, Any]], runs: Sequence[Mapping[s
     rows = [[method, *(str(own[key]) for key in apart)] for method, own in settings.items()]
     tables = [Table(["method", *apart], rows)] if apart else []
     return Section("settings", "Settings and versions", lead, tables=tables, text=json.dumps(shared, indent=2))
-
-
-def _figure(value: Mapping[str, float | None], form: str) -> str:
-    if value["mean"] is None:
-        return "-"
-    return form.format(value["mean"]) + ("" if value["deviation"] is None else f" ± {form.format(value['deviation'])}")
