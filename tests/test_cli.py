@@ -211,7 +211,7 @@ def test_bad_data_leaves_nothing_behind(photos: Path, tmp_path: Path) -> None:
 def test_wrong_input_is_one_line_and_exit_code_1(learned: Learned, tmp_path: Path) -> None:
     """What was found, where, and what would be right."""
     run = tmp_path / "run"
-    assert "known: digits" in fails("train", "mnist", "--run", run)
+    assert "unknown recipe 'mnist'; known: celeba1" in fails("train", "mnist", "--run", run)
     assert "known: alexnet, fcn3, lenet5, resnet18" in fails("train", "digits", "--run", run, "--backbone", "vgg")
     assert "must be above 0" in fails("train", "digits", "--run", run, "--density", 0)
     assert "unknown setting 'epoch'" in fails("train", "digits", "--run", run, "--set", "epoch=3")
