@@ -99,7 +99,7 @@ class TrainingProgress:
 
 
 class DownloadProgress:
-    """A bar for every file."""
+    """A bar for every file; where nobody watches, a line for every one that is there."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -111,6 +111,8 @@ class DownloadProgress:
         if name not in self._files:
             self._files[name] = self.bars.add_task(name, total=total)
         self.bars.update(self._files[name], completed=done)
+        if self.bars.disable and done == total:
+            self.bars.console.print(plain(f"{name}: {total:,} bytes"))
 
     def __enter__(self) -> DownloadProgress:
         self.bars.start()
