@@ -1,11 +1,13 @@
-"""Methods side by side on three sequences, three seeds each: the tables of docs/results.md.
+"""Methods side by side, three seeds each, on three sequences: the tables of docs/results.md.
 
-    python benchmarks/methods.py --work DIR        what DIR does not hold yet is learned (13 hours on one core)
+    python benchmarks/methods.py --work DIR        what neither DIR nor results/methods/ holds yet is learned
     python benchmarks/methods.py --work DIR --recipes pmnist --methods etcl wsn       a part of it
     python benchmarks/methods.py                   the tables again, from results/methods/
 
-Parts may be learned by several processes at once, of different methods. When all is there, results/methods/ holds a
-table (.csv) and every run's figures (.json) of each sequence. It is `etcl compare`, F-EMNIST-1 with half its epochs.
+It is `etcl compare`, with a third of the epochs of F-EMNIST-1 and two thirds of those of the mixed sequence: on one
+core a run of either takes ten minutes, one of PMNIST two. results/methods/ holds every run's figures (.json) and the
+table (.csv) of each sequence, and grows: a method that is learned later is held against the runs of `one` that are
+there. Several processes may learn at once, each other methods.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from typing import Any
 import torch
 from record import RESULTS, circumstances
 
-from etcl_deploy.compare import TABLE, compare
+from etcl_deploy.atomic import locked
+from etcl_deploy.compare import RECORD, Comparison, compare
+from etcl_deploy.config import Config
 from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.methods import METHODS
-from etcl_deploy.settings import load_recipe
+from etcl_deploy.learn.metrics import forward_transfer
+from etcl_deploy.settings import config_from, load_recipe
 
-SEQUENCES: dict[str, dict[str, Any]] = {"femnist1": {"epochs": 15}, "pmnist": {"tasks": 5}, "mixed": {}}
+SEQUENCES: dict[str, dict[str, Any]] = {"femnist1": {"epochs": 10}, "pmnist": {"tasks": 5}, "mixed": {"epochs": 10}}
 OWN = {("femnist1", "etcl"): {"learning_rate": 0.001}}  # better on validation items with so few epochs: choices.py
 SEEDS = 3
 FOLDER = RESULTS / "methods"
@@ -56,23 +61,57 @@ PAPER: dict[str, dict[str, tuple[float, float | None, float | None]]] = {
 
 
 def learn(recipe: str, methods: list[str], work: Path, say: Callable[[str], None]) -> None:
-    """Learn with these methods; if they are all there are, keep the figures."""
-    configs = {}
-    for method in methods:
-        changed = {**SEQUENCES[recipe], **OWN.get((recipe, method), {})}
-        configs[method] = load_recipe(recipe, method).with_values(changed)
+    """Learn with the methods whose figures are not kept yet, and keep them beside the others'."""
+    configs, runs = kept(recipe)
+    wanted = {method: config_of(recipe, method) for method in methods if method not in configs}
+    if not wanted:
+        return
 
     def tell(event: Event) -> None:
         if isinstance(event, TaskDone):
             say(f"  {event.task} {event.run.matrix[-1][-1]:.1f} %")
 
-    made = compare(configs, None, SEEDS, work / recipe, "cpu", tell, say, lambda text: say(f"{recipe}: {text}"))
-    if methods == list(METHODS):
-        record = made.as_json()
-        record["runs"] = [{key: run[key] for key in KEPT} for run in record["runs"]]
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        (FOLDER / f"{recipe}.json").write_text(json.dumps({**record, **circumstances()}) + "\n")
-        (FOLDER / f"{recipe}.csv").write_bytes((work / recipe / TABLE).read_bytes())
+    compare(wanted, None, SEEDS, work / recipe, "cpu", tell, say, lambda text: say(f"{recipe}: {text}"))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with locked(work / recipe, wait=True):
+        configs, runs = kept(recipe)  # another process may have kept some meanwhile
+        made = json.loads((work / recipe / RECORD).read_text())["runs"]
+        found = [{key: run[key] for key in KEPT} for run in made if run["method"] in wanted]
+        configs = {method: config_of(recipe, method) for method in METHODS if method in configs or method in wanted}
+        whole = Comparison.of(configs, with_forward_transfer([*runs, *found]))
+        record = {**whole.as_json(), **circumstances()}
+        (FOLDER / f"{recipe}.json").write_text(json.dumps(record) + "\n")
+        (FOLDER / f"{recipe}.csv").write_text(whole.as_csv())
+
+
+def config_of(recipe: str, method: str) -> Config:
+    """What a method is told on a sequence; its seed is the first."""
+    changed = {**SEQUENCES[recipe], **OWN.get((recipe, method), {}), "seed": 0}
+    return load_recipe(recipe, method).with_values(changed)
+
+
+def kept(recipe: str) -> tuple[dict[str, Config], list[dict[str, Any]]]:
+    """The settings of every method and the figures of every run in results/methods/."""
+    path = FOLDER / f"{recipe}.json"
+    if not path.exists():
+        return {}, []
+    record = json.loads(path.read_text())
+    configs = {method: config_from(values) for method, values in record["configs"].items()}
+    for method, config in configs.items():
+        if config != config_of(recipe, method):
+            raise SystemExit(f"results/methods/{path.name} has {method} with other settings: remove it")
+    return configs, record["runs"]
+
+
+def with_forward_transfer(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs with FWT against the run of `one` with the same seed."""
+    alone = {run["seed"]: [row[-1] for row in run["matrix"]] for run in runs if run["method"] == "one"}
+    return [
+        {**run, "fwt": forward_transfer(run["matrix"], alone[run["seed"]])}
+        if run["method"] != "one" and run["seed"] in alone
+        else run
+        for run in runs
+    ]
 
 
 def table(recipe: str) -> list[str]:

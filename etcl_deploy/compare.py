@@ -67,6 +67,17 @@ class Comparison:
     runs: tuple[Mapping[str, Any], ...]
     failed: tuple[str, ...] = ()  # what could not be learned, and why
 
+    @classmethod
+    def of(cls, configs: Mapping[str, Config], runs: Sequence[Mapping[str, Any]]) -> Comparison:
+        """The table of these runs, in the order of the methods and their seeds."""
+        rows, ordered = [], []
+        for method in configs:
+            own = sorted((run for run in runs if run["method"] == method), key=lambda run: int(run["seed"]))
+            figures = (_figure([run[name] for run in own]) for name in FIGURES)
+            rows.append(Row(method, tuple(run["seed"] for run in own), *figures))
+            ordered += own
+        return cls(configs, tuple(rows), tuple(ordered))
+
     def as_json(self) -> dict[str, Any]:
         """What `etcl compare --json` prints."""
         return {
@@ -165,25 +176,15 @@ def _learn(
 def _table(directory: Path, first: Sequence[str]) -> Comparison:
     """The runs in a directory that are complete, method by method: those in `first`, then any others."""
     configs: dict[str, Config] = {}
-    found: dict[str, dict[int, Mapping[str, Any]]] = {method: {} for method in (*first, *METHODS)}
+    found = []
     for run in _runs(directory):
         stored = directories.load(run, finished=False)
         if stored.run.tasks and not stored.waiting:
-            learning = stored.config.learning
             size = sum(needed_bytes(stored.run.network).values())
-            found[learning.method][learning.seed] = {
-                **summary_beside(run),
-                "bytes": size,
-                "versions": dict(stored.run.versions),
-            }
-            configs.setdefault(learning.method, stored.config)
-    rows, runs = [], []
-    for method, summaries in found.items():
-        if summaries:
-            figures = (_figure([summary[name] for summary in summaries.values()]) for name in FIGURES)
-            rows.append(Row(method, tuple(sorted(summaries)), *figures))
-            runs += [summaries[seed] for seed in sorted(summaries)]
-    return Comparison({row.method: configs[row.method] for row in rows}, tuple(rows), tuple(runs))
+            found.append({**summary_beside(run), "bytes": size, "versions": dict(stored.run.versions)})
+            configs.setdefault(stored.config.learning.method, stored.config)
+    order = [method for method in dict.fromkeys((*first, *METHODS)) if method in configs]
+    return Comparison.of({method: configs[method] for method in order}, found)
 
 
 def _figure(values: Sequence[float | None]) -> Figure:
