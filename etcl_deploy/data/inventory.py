@@ -44,9 +44,11 @@ def read_data_set(name: str, root: Path) -> tuple[Source, str | None]:
     """The data set as it is found below `root`, and in words what part of it is not there."""
     known, place = data_set(name), place_of(name, root)
     if place is None:
+        lacking = ", ".join(known.lacks(root / name))
         raise DataError(
-            f"{known.title} is neither in {root / name} nor {root / f'{name}.npz'}{_pickled(known, root / name)}; see "
-            f"`etcl data check` with the recipe's name, or name another folder with --data-root DIR or {VARIABLE}=DIR"
+            f"{known.title} is neither in {root / name} (missing: {lacking}) nor {root / f'{name}.npz'}"
+            f"{_pickled(known, root / name)}; `etcl data check` with the recipe's name says where to get it; another "
+            f"folder can be named with --data-root DIR or {VARIABLE}=DIR"
         )
     if place.is_dir():
         source = known.read(place)

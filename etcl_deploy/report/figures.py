@@ -142,6 +142,8 @@ def lines(series: Mapping[str, Sequence[float | None]], x: str, y: str, lowest: 
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if max(map(len, series.values())) == 1:
+            axes.set_xticks([1])
         if y.endswith("%"):
             _limit_percent(axes)
         if lowest is not None:
