@@ -117,19 +117,28 @@ def compare(
     """
     _check_runs(directory, configs, data, root)
     failed: list[str] = []
+    made: Comparison | None = None
     for seed in range(seeds):
         for method, config in configs.items():
-            stage(f"{method}, seed {seed}")
             run = directory / RUNS / f"{method}-{seed}"
+            if _is_complete(run):
+                continue
+            stage(f"{method}, seed {seed}")
             try:
                 _learn(config.with_values({"method": method, "seed": seed}), data, run, device, report, note, root)
             except LearningError as error:
                 failed.append(f"{method}, seed {seed}: {error}")
                 note(failed[-1])
-            with locked(directory, wait=True):
-                made = replace(_table(directory, list(configs)), failed=tuple(failed))
-                atomic.write_bytes(directory / RECORD, json.dumps(made.as_json(), indent=1, allow_nan=False).encode())
-                atomic.write_bytes(directory / TABLE, made.as_csv().encode())
+            made = _write_table(directory, list(configs), failed)
+    return made or _write_table(directory, list(configs), failed)
+
+
+def _write_table(directory: Path, first: Sequence[str], failed: Sequence[str]) -> Comparison:
+    """The table of what is there by now; other processes may be at it, too."""
+    with locked(directory, wait=True):
+        made = replace(_table(directory, first), failed=tuple(failed))
+        atomic.write_bytes(directory / RECORD, json.dumps(made.as_json(), indent=1, allow_nan=False).encode())
+        atomic.write_bytes(directory / TABLE, made.as_csv().encode())
     return made
 
 
@@ -164,13 +173,17 @@ def _runs(directory: Path) -> list[Path]:
     return [path.parent for path in sorted((directory / RUNS).glob(f"*-*/{directories.RECORD}"))]
 
 
+def _is_complete(run: Path) -> bool:
+    return (run / directories.RECORD).exists() and not directories.load(run, finished=False).waiting
+
+
 def _learn(
     config: Config, data: Path | None, run: Path, device: str, report: Report, note: Note, root: Path | None
 ) -> None:
-    if not (run / directories.RECORD).exists():
-        train(config, data, run, device, report, note, root)
-    elif directories.load(run, finished=False).waiting:
+    if (run / directories.RECORD).exists():
         resume(run, device, report, note, root)
+    else:
+        train(config, data, run, device, report, note, root)
 
 
 def _table(directory: Path, first: Sequence[str]) -> Comparison:
