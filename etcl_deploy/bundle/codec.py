@@ -29,8 +29,12 @@ def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
     count = prod(shape)
     if packed.dtype != torch.uint8 or packed.shape != (packed_size(shape),):
         raise ValueError(f"a mask of {count} bits takes {packed_size(shape)} bytes, not {tuple(packed.shape)}")
+    check_padding(packed, count)
     weights = 1 << torch.arange(8, dtype=torch.uint8, device=packed.device)
-    bits = (packed.unsqueeze(1) & weights).bool().flatten()
-    if bits[count:].any():
+    return (packed.unsqueeze(1) & weights).bool().flatten()[:count].view(shape)
+
+
+def check_padding(packed: Tensor, count: int) -> None:
+    """Raise ValueError if a bit beyond the first `count` is set."""
+    if count % 8 and int(packed[-1]) >> count % 8:
         raise ValueError("a padding bit of the mask is set")
-    return bits[:count].view(shape)
