@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_delta_gives_the_new_bundle(learned: Learned, tmp_path: Path, encoding
     """Of one task or several, one after another, in every encoding and precision; and it is smaller."""
     files = [written(first_tasks(learned, n, precision), tmp_path / f"{n}.etcl", encoding) for n in range(1, 6)]
     held = files[0].read_bytes()
-    for old, new in zip(files, files[1:], strict=False):
+    for old, new in pairwise(files):
         (tmp_path / "d").write_bytes(make_delta(old, new))
         (tmp_path / "held.etcl").write_bytes(held)
         held = apply_delta(tmp_path / "held.etcl", tmp_path / "d")

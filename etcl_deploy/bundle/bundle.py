@@ -76,8 +76,21 @@ class Bundle:
 
     def mask(self, name: str) -> Tensor:
         """Which weights a task uses, bool, all steps in a row."""
+        return self.masks[self._number(name)]
+
+    def bytes_of(self, name: str) -> dict[str, int]:
+        """What the parts of a task take in the file."""
+        parts = {"mask": ("mask",), "norm": ("norm",), "head": ("head/weight", "head/bias", "head/scale")}
+        prefix = f"task/{self._number(name)}"
+        return {part: sum(self.sizes.get(f"{prefix}/{own}", 0) for own in names) for part, names in parts.items()}
+
+    def _number(self, name: str) -> int:
         self.task(name)
-        return self.masks[list(self.tasks).index(name)]
+        return self._numbers[name]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.tasks)}
 
     @cached_property
     def layout(self) -> Layout:

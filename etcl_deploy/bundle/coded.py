@@ -144,7 +144,7 @@ def decode_mask(owners: Owners, task: int, data: bytes, other: np.ndarray | None
     bits = np.empty(len(places), dtype=np.bool_)
     bits[order] = decoder.take(parts, levels)
     decoder.finish()
-    mask = owners.owner == task
+    mask: np.ndarray = owners.owner == task
     mask[places] = bits
     return mask
 
@@ -171,7 +171,8 @@ def _sums(bits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """How many bits of each group are set."""
     ends = np.cumsum(sizes)
     counts = np.concatenate([[0], np.cumsum(bits)])
-    return counts[ends] - counts[ends - sizes]
+    sums: np.ndarray = counts[ends] - counts[ends - sizes]
+    return sums
 
 
 def _cost(bits: np.ndarray, sizes: np.ndarray) -> float:

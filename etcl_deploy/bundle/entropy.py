@@ -44,7 +44,8 @@ def levels_for(ones: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     found = 1 + (shares[:, None] >= EDGES * sizes.astype(np.int64)[:, None]).sum(1)
     found[ones == 0] = 0
     found[(ones == sizes) & (sizes > 0)] = LEVELS
-    return found.astype(np.uint8)
+    levels: np.ndarray = found.astype(np.uint8)
+    return levels
 
 
 def cost(ones: np.ndarray, sizes: np.ndarray) -> float:

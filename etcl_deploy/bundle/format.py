@@ -23,7 +23,7 @@ F16 or I8, as the precision says. `<i>` is a task's position in `tasks`, from 0.
     backbone/weight           P [weights], 0 where no task selects one; coded: P [used], only those some task selects
     backbone/owner            U8, coded only: which task first selects each weight, see `etcl_deploy.bundle.coded`
     backbone/scale            F32 [channels], int8 only: what each output channel of each step is multiplied by
-    task/<i>/mask             U8, one bit a weight (`etcl_deploy.bundle.codec`); coded: as `etcl_deploy.bundle.coded` says
+    task/<i>/mask             U8, one bit a weight (`etcl_deploy.bundle.codec`); coded: `etcl_deploy.bundle.coded`
     task/<i>/norm             F32: for every normalization step in order, first all it multiplies by, then all it adds
                               (batch statistics are in them; a group or layer norm divides by the item's own deviation
                               first)

@@ -59,7 +59,7 @@ class Layout:
 
 def split(flat: Tensor, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
     """The parts of a flat tensor, as views."""
-    parts = flat.split([prod(shape) for shape in shapes.values()])
+    parts = torch.split(flat, [prod(shape) for shape in shapes.values()])
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
 

@@ -13,7 +13,7 @@ from etcl_deploy.bundle.bundle import Bundle
 def summarize(bundle: Bundle, path: Path) -> dict[str, Any]:
     """What `etcl inspect` reports: bytes by part and by task."""
     total, weights = path.stat().st_size, bundle.layout.weight_count
-    per_task = {name: _sizes(bundle, number) for number, name in enumerate(bundle.tasks)}
+    per_task = {name: bundle.bytes_of(name) for name in bundle.tasks}
     owner = bundle.sizes.get("backbone/owner", 0)  # what is the same for all masks
     parts = {
         "backbone": sum(size for name, size in bundle.sizes.items() if name.startswith("backbone/")) - owner,
@@ -46,17 +46,11 @@ def summarize(bundle: Bundle, path: Path) -> dict[str, Any]:
     }
 
 
-def _sizes(bundle: Bundle, number: int) -> dict[str, int]:
-    """Bytes of a task's mask, normalization and head."""
-    parts = {"mask": ("mask",), "norm": ("norm",), "head": ("head/weight", "head/bias", "head/scale")}
-    return {part: sum(bundle.sizes.get(f"task/{number}/{n}", 0) for n in names) for part, names in parts.items()}
-
-
 def separate_bytes(bundle: Bundle) -> int:
     """Bytes of the same tasks as separate dense fp32 networks: backbone, normalization and head."""
     layout = bundle.layout
     # Batch norm has scale, shift, mean and variance, of which a bundle keeps two; group and layer norm have just two.
-    folded = sum(2 * step.settings["features"] for step in bundle.plan.norms if step.op == "norm")
+    folded = sum(2 * int(step.settings["features"]) for step in bundle.plan.norms if step.op == "norm")
     shared = layout.weight_count + layout.norm_count + folded
     heads = sum(prod(shape) for task in bundle.tasks.values() for shape in layout.head(len(task.classes)).values())
     return 4 * (len(bundle.tasks) * shared + heads)

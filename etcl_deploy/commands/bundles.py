@@ -74,8 +74,9 @@ def delta(
     from etcl_deploy.render import size
 
     save(output, make_delta(old, new))
-    result = {"file": str(output), "bytes": output.stat().st_size, "new": new.stat().st_size}
-    show(result, as_json=as_json, picture=f"{output}: {size(result['bytes'])} instead of {size(result['new'])}")
+    small, large = output.stat().st_size, new.stat().st_size
+    result = {"file": str(output), "bytes": small, "new": large}
+    show(result, as_json=as_json, picture=f"{output}: {size(small)} instead of {size(large)}")
 
 
 def apply(
