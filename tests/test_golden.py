@@ -22,7 +22,7 @@ def pixels() -> torch.Tensor:
 
 
 def write() -> None:
-    """How these files were made; never again: `PYTHONPATH=tests python -c 'import test_golden; test_golden.write()'`."""
+    """How these files were made, once and never again: python -c 'import test_golden; test_golden.write()'."""
     GOLDEN.mkdir()
     answers = {}
     for name in NAMES:

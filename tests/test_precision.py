@@ -64,7 +64,8 @@ def test_all_precisions_answer_alike() -> None:
 
     pixels = torch.arange(16, dtype=torch.uint8).view(1, 4, 4, 1) * 16
     exact, *others = (
-        Predictor(made_bundle(3, precision=precision)).logits("täsk 1", pixels) for precision in ("fp32", "fp16", "int8")
+        Predictor(made_bundle(3, precision=precision)).logits("täsk 1", pixels)
+        for precision in ("fp32", "fp16", "int8")
     )
     for found, near in zip(others, (1e-2, 0.1), strict=True):
         torch.testing.assert_close(found, exact, rtol=near, atol=near)
