@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 
 
+# The eight bits of every byte, as the eight bytes of one number.
+OCTETS = (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1).to(torch.uint8).view(torch.int64).flatten()
+
+
 def packed_size(shape: tuple[int, ...]) -> int:
     """How many bytes `pack` gives for a mask of that shape."""
     return (prod(shape) + 7) // 8
@@ -30,8 +34,8 @@ def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
     if packed.dtype != torch.uint8 or packed.shape != (packed_size(shape),):
         raise ValueError(f"a mask of {count} bits takes {packed_size(shape)} bytes, not {tuple(packed.shape)}")
     check_padding(packed, count)
-    weights = 1 << torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return (packed.unsqueeze(1) & weights).bool().flatten()[:count].view(shape)
+    bits: Tensor = OCTETS.to(packed.device)[packed.int()].view(torch.bool)  # eight at once
+    return bits[:count].view(shape)
 
 
 def check_padding(packed: Tensor, count: int) -> None:

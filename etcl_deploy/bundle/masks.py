@@ -51,9 +51,9 @@ class CodedMasks:
         self._data = owners.numpy().tobytes()
         self._coded = [data.numpy().tobytes() for data in coded]
         self._layers = layers
-        self._references = [codec.reference_of(data, number) for number, data in enumerate(self._coded)]
+        self.references = [codec.reference_of(data, number) for number, data in enumerate(self._coded)]
         depths: list[int] = []
-        for number, other in enumerate(self._references):
+        for number, other in enumerate(self.references):
             depths.append(0 if other is None else depths[other] + 1)
             if depths[-1] > codec.CHAIN:
                 raise ValueError(f"the mask of task {number} refers to others over more than {codec.CHAIN} steps")
@@ -72,9 +72,14 @@ class CodedMasks:
         with self._lock:
             return self._decoded(number)
 
+    def forget(self) -> None:
+        """Keep no decoded mask."""
+        with self._lock:
+            self._ready.clear()
+
     def _decoded(self, number: int) -> Tensor:
         if number not in self._ready:
-            other = self._references[number]
+            other = self.references[number]
             reference = None if other is None else self._decoded(other).numpy()
             try:
                 mask = self._codec.decode_mask(self.owners, number, self._coded[number], reference)
