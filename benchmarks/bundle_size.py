@@ -4,8 +4,8 @@
     python benchmarks/bundle_size.py --work DIR --runs femnist1-0.4
 
 B1: all that is coded of the masks, tables and headers included / the entropy of the model it is coded by, given
-layers, owners and references. B2: the bundle / as many dense networks in fp32. B3: decoding one task / a dense forward at
-batch 1 (torch, one thread), the median over the tasks. Beside them what others take for the same masks: one bit a
+layers, owners and references. B2: the bundle / as many dense networks in fp32. B3: decoding one task / a dense forward
+at batch 1 (torch, one thread), the median over the tasks. Beside them what others take for the same masks: one bit a
 weight, zstd and lzma on these bits at their best, and Huffman codes of seven masks at once (as in Winning SubNetworks,
 ICML 2022), with their tables, one table for all layers or one for each, whichever is smaller.
 """
@@ -118,7 +118,7 @@ def decode_seconds(bundle: Bundle, name: str) -> float:
     masks = bundle.masks
     if not isinstance(masks, CodedMasks):
         return seconds(lambda: masks[number])
-    _ = masks.owners.before(number)
+    _ = masks.owners.order, masks.owners.bounds
 
     def decode() -> None:
         masks.forget()

@@ -106,7 +106,7 @@ def test_a_chain_that_is_too_long_is_refused() -> None:
     sizes = [50]
     masks = related(sizes, CHAIN + 2, 0.5, 0.1, 5)
     owners = Owners.of(masks, sizes)
-    chain = [as_tensor(coded.encode_mask(owners, 0, masks[0], {}))]
+    chain = [as_tensor(coded.encode_mask(owners, 0, owners.by_owner(masks[0]), {}))]
     for number in range(1, len(masks)):
         chain.append(as_tensor(number.to_bytes(2, "little") + bytes(40)))
     with pytest.raises(ValueError, match="over more than 4 steps"):

@@ -10,7 +10,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-
 # The eight bits of every byte, as the eight bytes of one number.
 OCTETS = (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1).to(torch.uint8).view(torch.int64).flatten()
 

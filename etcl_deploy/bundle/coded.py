@@ -27,6 +27,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -65,26 +66,35 @@ class Owners:
         return np.concatenate([[0], np.cumsum(self.layers)]).astype(np.int64)
 
     @cached_property
-    def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """The weights of every layer, the oldest owner first; and [layers, tasks + 2] where each owner's begin."""
-        order, bounds = [], []
-        for start, end in zip(self.edges[:-1], self.edges[1:], strict=True):
-            part = self.owner[start:end]
-            order.append(np.argsort(part, kind="stable") + start)
-            counts = np.bincount(part, minlength=self.tasks + 1)
-            bounds.append(start + np.concatenate([[0], np.cumsum(counts)]))
-        empty = np.empty(0, dtype=np.int64)
-        return np.concatenate([empty, *order]), np.array(bounds, dtype=np.int64).reshape(len(self.layers), -1)
+    def order(self) -> np.ndarray:
+        """The weights layer by layer, in each the oldest owner's first."""
+        parts = [np.argsort(self.owner[start:end], kind="stable") + start for start, end in pairwise(self.edges)]
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
-    def before(self, task: int) -> tuple[np.ndarray, np.ndarray]:
-        """The weights that tasks before this one own, group by group, and the sizes of the groups."""
-        order, bounds = self._sorted
+    @cached_property
+    def bounds(self) -> np.ndarray:
+        """[layers, tasks + 2]: where in that order each owner's weights of a layer begin, and the last one's end."""
+        counts = [np.bincount(self.owner[start:end], minlength=self.tasks + 1) for start, end in pairwise(self.edges)]
+        starts = self.edges[:-1, None] + np.cumsum(np.reshape(counts, (len(self.layers), -1)), axis=1)
+        return np.concatenate([self.edges[:-1, None], starts], axis=1)
+
+    def by_owner(self, mask: np.ndarray) -> np.ndarray:
+        """A mask, bool [weights], in that order."""
+        return mask[self.order]
+
+    def in_place(self, ordered: np.ndarray) -> np.ndarray:
+        """A mask in that order with every weight in its own place again."""
+        mask = np.empty_like(ordered)
+        mask[self.order] = ordered
+        return mask
+
+    def before(self, task: int) -> tuple[list[slice], np.ndarray]:
+        """Where in that order the weights are that tasks before this one own, and the sizes of their groups."""
         doubled = np.frexp(task - np.arange(task))[1]  # how often 1 is doubled until it is more than so long ago
         firsts = np.flatnonzero(np.diff(doubled, prepend=0))  # where a group begins
-        places = bounds[:, np.append(firsts, task)]
+        places = self.bounds[:, np.append(firsts, task)]
         sizes = np.diff(places, axis=1).ravel()
-        parts = [order[start:end] for start, end in zip(places[:, 0], places[:, -1], strict=True)]
-        return np.concatenate([np.empty(0, dtype=np.int64), *parts]), sizes[sizes > 0]
+        return [slice(start, end) for start, end in zip(places[:, 0], places[:, -1], strict=True)], sizes[sizes > 0]
 
 
 def encode_owners(owners: Owners, since: int = 0) -> bytes:
@@ -113,13 +123,13 @@ def decode_owners(data: bytes, tasks: int, before: Owners) -> Owners:
 
 
 def encode_mask(owners: Owners, task: int, mask: np.ndarray, earlier: Mapping[int, np.ndarray]) -> bytes:
-    """A mask, bool [weights]; its reference is the best of some earlier ones, by number, or none."""
+    """A mask; its reference is the best of some earlier ones, by number, or none. All are in the order of owners."""
     places, sizes = owners.before(task)
-    bits = mask[places]
+    bits = _at(mask, places)
     number, best = 0, (bits, sizes)
     least = _cost(*best)
     for candidate, other in earlier.items():
-        order, parts = _split(other[places], sizes)
+        order, parts = _split(_at(other, places), sizes)
         tried = (bits[order], parts)
         if _cost(*tried) < least:
             number, best, least = candidate + 1, tried, _cost(*tried)
@@ -139,13 +149,18 @@ def reference_of(data: bytes, task: int) -> int | None:
 def decode_mask(owners: Owners, task: int, data: bytes, other: np.ndarray | None) -> np.ndarray:
     """The mask that was encoded; `other` is the one it refers to. Anything else is a ValueError."""
     places, sizes = owners.before(task)
-    order, parts = (slice(None), sizes) if other is None else _split(other[places], sizes)
+    order, parts = (slice(None), sizes) if other is None else _split(_at(other, places), sizes)
     levels, decoder = _opened(data, REFERENCE.size, len(parts))
-    bits = np.empty(len(places), dtype=np.bool_)
+    bits = np.empty(sizes.sum(), dtype=np.bool_)
     bits[order] = decoder.take(parts, levels)
     decoder.finish()
-    mask: np.ndarray = owners.owner == task
-    mask[places] = bits
+    mask = np.zeros(len(owners.owner), dtype=np.bool_)
+    done = 0
+    for place, (start, end) in zip(places, owners.bounds[:, task : task + 2], strict=True):
+        mask[start:end] = True  # what is its own
+        count = place.stop - place.start
+        mask[place] = bits[done : done + count]
+        done += count
     return mask
 
 
@@ -158,6 +173,10 @@ def choose_references(encode: Callable[[int, Sequence[int]], int | None], tasks:
         near = [number for number in range(task) if depths[number] < CHAIN][-CANDIDATES:]
         chosen = encode(task, [] if fresh else near)
         depths.append(0 if chosen is None else depths[chosen] + 1)
+
+
+def _at(mask: np.ndarray, places: Sequence[slice]) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype=np.bool_), *(mask[place] for place in places)])
 
 
 def _split(selected: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

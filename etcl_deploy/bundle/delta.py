@@ -54,8 +54,9 @@ def make_delta(old_path: Path, new_path: Path) -> bytes:
     for number, task in enumerate(new.tasks.values()):
         known = old.tasks.get(task.name)
         if known is None:
-            near = {other: masks[other] for other in range(max(0, number - coded.CANDIDATES), number)}
-            sections[f"task/{number}/mask"] = as_tensor(coded.encode_mask(owners, number, masks[number], near))
+            near = {other: owners.by_owner(masks[other]) for other in range(number)[-coded.CANDIDATES :]}
+            mask = coded.encode_mask(owners, number, owners.by_owner(masks[number]), near)
+            sections[f"task/{number}/mask"] = as_tensor(mask)
             sections[f"task/{number}/norm"] = task.norm
         if known is None or not _same(known.head, task.head):
             sections |= {f"task/{number}/head/{part}": tensor for part, tensor in task.head.items()}
@@ -100,7 +101,8 @@ def _joined(old: Bundle, manifest: Mapping[str, Any], sections: Mapping[str, Ten
         if known is None:
             data = left.bits(f"{prefix}/mask").numpy().tobytes()
             reference = coded.reference_of(data, number)
-            masks.append(coded.decode_mask(owners, number, data, None if reference is None else masks[reference]))
+            other = None if reference is None else owners.by_owner(masks[reference])
+            masks.append(owners.in_place(coded.decode_mask(owners, number, data, other)))
             norm = left.numbers(f"{prefix}/norm", layout.norm_count)
         else:
             norm = known.norm

@@ -15,6 +15,8 @@ from etcl_deploy.bundle.codec import check_padding, unpack
 from etcl_deploy.errors import BundleError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from etcl_deploy.bundle.coded import Owners
 
 KEPT = 8  # decoded masks, for those that refer to them
@@ -57,7 +59,7 @@ class CodedMasks:
             depths.append(0 if other is None else depths[other] + 1)
             if depths[-1] > codec.CHAIN:
                 raise ValueError(f"the mask of task {number} refers to others over more than {codec.CHAIN} steps")
-        self._ready: OrderedDict[int, Tensor] = OrderedDict()
+        self._ready: OrderedDict[int, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
 
     @cached_property
@@ -70,22 +72,23 @@ class CodedMasks:
 
     def __getitem__(self, number: int) -> Tensor:
         with self._lock:
-            return self._decoded(number)
+            return torch.from_numpy(self.owners.in_place(self._decoded(number)))
 
     def forget(self) -> None:
         """Keep no decoded mask."""
         with self._lock:
             self._ready.clear()
 
-    def _decoded(self, number: int) -> Tensor:
+    def _decoded(self, number: int) -> np.ndarray:
+        """A mask in the order of owners."""
         if number not in self._ready:
             other = self.references[number]
-            reference = None if other is None else self._decoded(other).numpy()
+            reference = None if other is None else self._decoded(other)
             try:
                 mask = self._codec.decode_mask(self.owners, number, self._coded[number], reference)
             except ValueError as error:
                 raise BundleError(f"the bundle is damaged: section 'task/{number}/mask': {error}") from None
-            self._ready[number] = torch.from_numpy(mask)
+            self._ready[number] = mask
             while len(self._ready) > KEPT:
                 self._ready.popitem(last=False)
         self._ready.move_to_end(number)
@@ -96,15 +99,15 @@ def code(masks: Sequence[Tensor], layers: Sequence[int]) -> tuple[Tensor, Tensor
     """Which weights are used by some task, bool; then as uint8 who owns each, and every mask."""
     from etcl_deploy.bundle import coded as codec
 
-    arrays = [mask.numpy() for mask in masks]
-    owners = codec.Owners.of(arrays, layers)
+    owners = codec.Owners.of([mask.numpy() for mask in masks], layers)
+    ordered = [owners.by_owner(mask.numpy()) for mask in masks]
     found: list[bytes] = []
 
     def encode(number: int, choice: Sequence[int]) -> int | None:
-        found.append(codec.encode_mask(owners, number, arrays[number], {other: arrays[other] for other in choice}))
+        found.append(codec.encode_mask(owners, number, ordered[number], {other: ordered[other] for other in choice}))
         return codec.reference_of(found[-1], number)
 
-    codec.choose_references(encode, len(arrays))
+    codec.choose_references(encode, len(ordered))
     return torch.from_numpy(owners.used), as_tensor(codec.encode_owners(owners)), [as_tensor(data) for data in found]
 
 
