@@ -5,8 +5,8 @@
     python benchmarks/methods.py                   the tables again, from results/methods/
 
 It is `etcl compare`, with a third of the epochs of F-EMNIST-1 and two thirds of those of the mixed sequence: on one
-core a run of either takes ten minutes, one of PMNIST two. results/methods/ holds every run's figures (.json) and the
-table (.csv) of each sequence, and grows: a method that is learned later is held against the runs of `one` that are
+core a run of either takes 11 to 16 minutes, one of PMNIST two. results/methods/ holds every run's figures (.json) and
+the table (.csv) of each sequence, and grows: a method that is learned later is held against the runs of `one` that are
 there. Several processes may learn at once, each other methods.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from record import RESULTS, circumstances
 
-from etcl_deploy.atomic import locked
+from etcl_deploy.atomic import locked, write_bytes
 from etcl_deploy.compare import RECORD, Comparison, compare
 from etcl_deploy.config import Config
 from etcl_deploy.learn.events import Event, TaskDone
@@ -61,8 +61,8 @@ PAPER: dict[str, dict[str, tuple[float, float | None, float | None]]] = {
 
 
 def learn(recipe: str, methods: list[str], work: Path, say: Callable[[str], None]) -> None:
-    """Learn with the methods whose figures are not kept yet, and keep them beside the others'."""
-    configs, runs = kept(recipe)
+    """Learn with the methods whose figures are not kept yet, and keep those of all seeds beside the others'."""
+    configs, _ = kept(recipe)
     wanted = {method: config_of(recipe, method) for method in methods if method not in configs}
     if not wanted:
         return
@@ -73,15 +73,16 @@ def learn(recipe: str, methods: list[str], work: Path, say: Callable[[str], None
 
     compare(wanted, None, SEEDS, work / recipe, "cpu", tell, say, lambda text: say(f"{recipe}: {text}"))
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with locked(work / recipe, wait=True):
+    with locked(FOLDER, wait=True):
         configs, runs = kept(recipe)  # another process may have kept some meanwhile
         made = json.loads((work / recipe / RECORD).read_text())["runs"]
-        found = [{key: run[key] for key in KEPT} for run in made if run["method"] in wanted]
-        configs = {method: config_of(recipe, method) for method in METHODS if method in configs or method in wanted}
-        whole = Comparison.of(configs, with_forward_transfer([*runs, *found]))
-        record = {**whole.as_json(), **circumstances()}
-        (FOLDER / f"{recipe}.json").write_text(json.dumps(record) + "\n")
-        (FOLDER / f"{recipe}.csv").write_text(whole.as_csv())
+        whole = [m for m in wanted if m not in configs and sum(run["method"] == m for run in made) == SEEDS]
+        found = [{key: run[key] for key in KEPT} for run in made if run["method"] in whole]
+        configs = {method: config_of(recipe, method) for method in METHODS if method in configs or method in whole}
+        table = Comparison.of(configs, with_forward_transfer([*runs, *found]))
+        record = {**table.as_json(), **circumstances()}
+        write_bytes(FOLDER / f"{recipe}.json", (json.dumps(record) + "\n").encode())
+        write_bytes(FOLDER / f"{recipe}.csv", table.as_csv().encode())
 
 
 def config_of(recipe: str, method: str) -> Config:

@@ -73,10 +73,12 @@ class Comparison:
         rows, ordered = [], []
         for method in configs:
             own = sorted((run for run in runs if run["method"] == method), key=lambda run: int(run["seed"]))
+            if not own:
+                continue
             figures = (_figure([run[name] for run in own]) for name in FIGURES)
             rows.append(Row(method, tuple(run["seed"] for run in own), *figures))
             ordered += own
-        return cls(configs, tuple(rows), tuple(ordered))
+        return cls({row.method: configs[row.method] for row in rows}, tuple(rows), tuple(ordered))
 
     def as_json(self) -> dict[str, Any]:
         """What `etcl compare --json` prints."""
@@ -117,7 +119,6 @@ def compare(
     """
     _check_runs(directory, configs, data, root)
     failed: list[str] = []
-    made: Comparison | None = None
     for seed in range(seeds):
         for method, config in configs.items():
             run = directory / RUNS / f"{method}-{seed}"
@@ -129,8 +130,8 @@ def compare(
             except LearningError as error:
                 failed.append(f"{method}, seed {seed}: {error}")
                 note(failed[-1])
-            made = _write_table(directory, list(configs), failed)
-    return made or _write_table(directory, list(configs), failed)
+            _write_table(directory, list(configs), failed)
+    return _write_table(directory, list(configs), failed)
 
 
 def _write_table(directory: Path, first: Sequence[str], failed: Sequence[str]) -> Comparison:
@@ -192,10 +193,12 @@ def _table(directory: Path, first: Sequence[str]) -> Comparison:
     found = []
     for run in _runs(directory):
         stored = directories.load(run, finished=False)
-        if stored.run.tasks and not stored.waiting:
+        learning = stored.config.learning
+        is_copy = run.name != f"{learning.method}-{learning.seed}"
+        if stored.run.tasks and not stored.waiting and not is_copy:
             size = sum(needed_bytes(stored.run.network).values())
             found.append({**summary_beside(run), "bytes": size, "versions": dict(stored.run.versions)})
-            configs.setdefault(stored.config.learning.method, stored.config)
+            configs.setdefault(learning.method, stored.config)
     order = [method for method in dict.fromkeys((*first, *METHODS)) if method in configs]
     return Comparison.of({method: configs[method] for method in order}, found)
 

@@ -212,3 +212,10 @@ def test_pages_of_short_and_unfinished_runs(photos: Path, tmp_path: Path) -> Non
         compare({"wsn": config()}, photos, 1, tmp_path / "d", "cpu", stop)
     write_report(tmp_path / "d" / "runs" / "wsn-0", tmp_path / "half.html")
     assert "1 of 3 tasks are learned; go on with: etcl train --run" in (tmp_path / "half.html").read_text("utf-8")
+
+
+def test_a_copy_of_a_run_is_not_counted(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """However it came there: every method and seed is in the table once."""
+    first = run(photos, tmp_path / "c", ["wsn"])
+    shutil.copytree(tmp_path / "c" / "runs" / "wsn-0", tmp_path / "c" / "runs" / "wsn-0-old")
+    assert run(photos, tmp_path / "c", ["wsn"]) == first
