@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,17 +17,25 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
+MARK = "half_"  # in the name of a file that is being written
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; what is written there becomes `path` when the block ends well."""
+    """A temporary path beside `path`; what is written there becomes `path` when the block ends well.
+
+    What processes left there that were killed meanwhile is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _tidy(path)
     # A dot keeps the half-written file out of listings; the ending stays, as some writers look at it.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    os.close(handle)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.{MARK}", suffix=path.suffix)
     temporary = Path(name)
     try:
+        if fcntl:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed, or this process ends
+        else:
+            os.close(handle)  # an open file could not be renamed
         yield temporary
         _flush(temporary)
         temporary.chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
@@ -34,6 +43,9 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    finally:
+        if fcntl:
+            os.close(handle)
     with suppress(OSError):  # not every file system can flush a directory
         _flush(path.parent)
 
@@ -57,6 +69,19 @@ def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
             except BlockingIOError:
                 raise RunError(f"another process is at work in {directory}") from None
         yield
+
+
+def _tidy(path: Path) -> None:
+    """Remove what was to become `path` and nobody holds any more."""
+    for left in path.parent.glob(f".{glob.escape(path.stem)}.{MARK}*{glob.escape(path.suffix)}"):
+        with suppress(OSError):  # it is held, or gone by now
+            handle = os.open(left, os.O_RDWR)
+            try:
+                if fcntl:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    left.unlink()
+            finally:
+                os.close(handle)
 
 
 def _flush(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from etcl_deploy.commands import artifacts, experiments, learning, serving
+from etcl_deploy.commands import artifacts, bundles, experiments, learning, serving
 from etcl_deploy.commands.console import err
 from etcl_deploy.errors import EtclError
 from etcl_deploy.render import plain
@@ -28,9 +28,11 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "eval": learning.evaluate,
     "compare": experiments.compare,
     "report": experiments.report,
-    "bundle": artifacts.bundle,
-    "inspect": artifacts.inspect,
-    "verify": artifacts.verify,
+    "bundle": bundles.bundle,
+    "inspect": bundles.inspect,
+    "verify": bundles.verify,
+    "delta": bundles.delta,
+    "apply": bundles.apply,
     "predict": artifacts.predict,
     "archive": artifacts.archive,
     "serve": serving.serve,

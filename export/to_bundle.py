@@ -1,48 +1,59 @@
-"""A learned network to the bytes of a bundle."""
+"""A learned network to a bundle."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from etcl_deploy.bundle import bundle
-from etcl_deploy.bundle.codec import pack
+from etcl_deploy.bundle.bundle import Bundle, BundledTask
+from etcl_deploy.bundle.layout import Layout, join
+from etcl_deploy.bundle.precision import reduce
 from etcl_deploy.errors import ExportError
 from etcl_deploy.learn import masks
 from etcl_deploy.learn.network import MaskedNetwork, TaskState
-from etcl_deploy.plan import Plan
 
 
-def bundle_bytes(
+def bundle_of(
     network: MaskedNetwork,
     backbone: str,
     accuracies: Mapping[str, float | None],
     about: Mapping[str, Any],
-) -> bytes:
-    """The bundle of every finished task; `about` says where it comes from. Same network, same bytes."""
+    precision: str = "fp32",
+) -> Bundle:
+    """The bundle of every finished task, not yet in a file; `about` says where it comes from."""
     states = list(network.finished.values())
     alone = [state.name for state in states if state.weights]
     if alone:
         raise ExportError(f"task {alone[0]!r} has a whole network of its own (method one): there is nothing to share")
+    plan = network.plan.without(network.plan.dropouts)
+    layout = Layout(plan)
     weights = {
         # What no task selects is noise: zero, so that it neither tells anything nor changes the file.
-        step: torch.where(masks.union(state.masks[step] for state in states), layer.weight.detach(), 0)
+        step: torch.where(masks.union(state.masks[step] for state in states), layer.weight.detach(), 0).cpu()
         for step, layer in network.masked_layers.items()
     }
-    plan = network.plan.without(network.plan.dropouts)
-    tasks = {name: _bundled(plan, state, accuracies.get(name)) for name, state in network.finished.items()}
-    return bundle.to_bytes(backbone, plan, network.preprocessing, weights, tasks, about)
+    stored, scale = reduce(join(weights, layout.weights), precision, layout.channels)
+    bits = [torch.cat([state.masks[step].flatten().cpu() for step in layout.weights]) for state in states]
+    tasks = {state.name: _bundled(layout, state, accuracies.get(state.name), precision) for state in states}
+    return Bundle(backbone, plan, network.preprocessing, stored, scale, tasks, bits, about)
 
 
-def _bundled(plan: Plan, state: TaskState, accuracy: float | None) -> bundle.BundledTask:
-    return bundle.BundledTask(
-        state.name,
-        state.classes,
-        masks.density(state.masks.values()),
-        accuracy,
-        {step: pack(mask) for step, mask in state.masks.items()},
-        {step.name: state.norms[step.name].as_affine(step.settings["eps"]) for step in plan.norms},
-        state.head,
-    )
+def _bundled(layout: Layout, state: TaskState, accuracy: float | None, precision: str) -> BundledTask:
+    norms = {step.name: state.norms[step.name].as_affine(step.settings["eps"]).cpu() for step in layout.plan.norms}
+    head = {key: value.detach().cpu() for key, value in state.head.items()}
+    rows = torch.full((len(state.classes),), layout.plan.features, dtype=torch.int64)
+    weight, scale = reduce(head["weight"].flatten(), precision, rows)
+    head["weight"] = weight.view(head["weight"].shape)
+    if scale is not None:
+        head["scale"] = scale
+    density = masks.density(state.masks.values())
+    return BundledTask(state.name, state.classes, density, accuracy, accuracy, join(norms, layout.norms), head)
+
+
+def with_accuracies(bundle: Bundle, found: Mapping[str, float | None]) -> Bundle:
+    """The bundle with what it was found to reach itself, in the place of what was learned."""
+    tasks = {name: replace(task, accuracy=found[name]) for name, task in bundle.tasks.items()}
+    return replace(bundle, tasks=tasks)

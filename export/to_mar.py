@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 
 from etcl_deploy import atomic
-from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.bundle.bundle import load_bundle, to_bytes
 from etcl_deploy.errors import ExportError
 
 BUNDLE_NAME = "bundle.etcl"
@@ -38,7 +38,6 @@ def archive(bundle: Path, name: str, model_store: Path, settings: Mapping[str, i
     `settings` replace values of model-config.yaml, which TorchServe puts above its own configuration file.
     """
     check_name(name)
-    load_bundle(bundle)
     contents = _contents(bundle, settings or {})
     target = model_store / f"{name}.mar"
     if not _is_current(target, contents):
@@ -58,7 +57,7 @@ def _contents(bundle: Path, settings: Mapping[str, int]) -> dict[str, bytes]:
     handlers = resources.files("etcl_deploy.handlers")
     config = yaml.safe_load((handlers / CONFIG_NAME).read_bytes())
     contents = {
-        BUNDLE_NAME: bundle.read_bytes(),
+        BUNDLE_NAME: _packed(bundle),
         HANDLER_NAME: (handlers / HANDLER_NAME).read_bytes(),
         CONFIG_NAME: yaml.safe_dump({**config, **settings}).encode(),
     }
@@ -68,6 +67,12 @@ def _contents(bundle: Path, settings: Mapping[str, int]) -> dict[str, bytes]:
         for file in sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]:
             contents[f"etcl_deploy/{file.relative_to(package).as_posix()}"] = file.read_bytes()
     return contents
+
+
+def _packed(path: Path) -> bytes:
+    """The bundle with its masks packed: a server maps them, and needs nothing to decode them with."""
+    bundle = load_bundle(path)
+    return path.read_bytes() if bundle.encoding == "packed" else to_bytes(bundle, "packed")
 
 
 def _is_current(target: Path, contents: dict[str, bytes]) -> bool:

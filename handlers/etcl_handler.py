@@ -131,7 +131,7 @@ class EtclHandler:
                     "name": task.name,
                     "classes": list(task.classes),
                     "accuracy": task.accuracy,
-                    "bytes": sum(task.sizes().values()),
+                    "bytes": sum(bundle.bytes_of(task.name).values()),
                     "cached": task.name in cached,
                 }
                 for task in bundle.tasks.values()

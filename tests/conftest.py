@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from etcl_deploy.bundle.bundle import Bundle, load_bundle
+from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
 from etcl_deploy.config import Config
 from etcl_deploy.deploy import bundle_run
 from etcl_deploy.learn.run import Run
@@ -49,7 +48,9 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     return Learned(config, tasks, run, directory / "run", directory / "digits.etcl")
 
 
-@pytest.fixture
-def bundle_file(learned: Learned, tmp_path: Path) -> Path:
-    """A copy a test may damage."""
-    return Path(shutil.copy(learned.path, tmp_path / "copy.etcl"))
+@pytest.fixture(params=["coded", "packed"])
+def bundle_file(request: pytest.FixtureRequest, learned: Learned, tmp_path: Path) -> Path:
+    """A copy a test may damage, with masks either way."""
+    path = tmp_path / "copy.etcl"
+    path.write_bytes(to_bytes(learned.bundle, request.param))
+    return path

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from etcl_deploy.bundle import format
 from etcl_deploy.bundle.bundle import load_bundle
-from etcl_deploy.bundle.codec import unpack
+from etcl_deploy.bundle.layout import split
 from etcl_deploy.bundle.summary import summarize
 from etcl_deploy.deploy import bundle_run
 from etcl_deploy.errors import BundleError, UnknownTaskError
@@ -29,15 +29,16 @@ def test_a_bundle_holds_what_was_learned(learned: Learned) -> None:
     """Masks, norms, heads, classes, accuracy, and of the backbone what some task claims."""
     bundle, network = learned.bundle, learned.run.network
     assert list(bundle.tasks) == list(network.finished)
+    weights = split(bundle.weights(), bundle.layout.weights)
     for name, layer in network.masked_layers.items():
-        assert torch.equal(bundle.weights[name], torch.where(layer.claimed, layer.weight.detach(), 0))
+        assert torch.equal(weights[name], torch.where(layer.claimed, layer.weight.detach(), 0))
     for position, (name, task) in enumerate(bundle.tasks.items()):
         state = network.finished[name]
         assert task.classes == state.classes
-        assert task.accuracy == learned.run.matrix[-1][position]
-        for step, mask in state.masks.items():
-            assert torch.equal(unpack(task.masks[step], tuple(mask.shape)), mask)
-        assert all(torch.equal(task.head[key], state.head[key]) for key in state.head)
+        assert task.accuracy == task.learned == learned.run.matrix[-1][position]
+        masks = split(bundle.mask(name), bundle.layout.weights)
+        assert all(torch.equal(masks[step], mask) for step, mask in state.masks.items())
+        assert all(torch.equal(task.head_values()[key], state.head[key]) for key in state.head)
 
 
 def test_same_run_same_bytes(learned: Learned, tmp_path: Path) -> None:
@@ -115,6 +116,9 @@ def test_a_later_format_is_refused_by_number(bundle_file: Path, monkeypatch: pyt
         (lambda m, s: m["tasks"][0].update(classes=["a", "a"]), "different classes"),
         (lambda m, s: m["tasks"][0].update(classes=["a", "b"]), "should be F32"),
         (lambda m, s: m.update(encoding="zip"), "encoding 'zip' is unknown"),
+        (lambda m, s: m.update(precision="fp8"), "precision 'fp8' is unknown"),
+        (lambda m, s: m.update(precision="fp16"), "should be F16"),
+        (lambda m, s: m["tasks"][0].update(learned=101.0), "learned 101.0"),
         (lambda m, s: m["preprocessing"].update(height=32), "do not fit"),
         (lambda m, s: m["preprocessing"].update(std=0.0), "std"),
         (lambda m, s: m["preprocessing"].update(std=1e-320), "std"),
@@ -127,9 +131,9 @@ def test_a_later_format_is_refused_by_number(bundle_file: Path, monkeypatch: pyt
         (lambda m, s: m["tasks"][0].update(accuracy=10**400), "accuracy"),
         (lambda m, s: m["tasks"][0].update(classes="abcdefghij"), "list of class names"),
         (lambda m, s: m["tasks"][0].update(name="\ud800"), "surrogates not allowed"),
-        (lambda m, s: (m.update(tasks=[]), [s.pop(k) for k in list(s) if k.startswith("task/")]), "no task"),
+        (lambda m, s: (m.update(tasks=[]), [s.pop(k) for k in list(s) if k.startswith("task/")]), "holds 0 tasks"),
         (lambda m, s: s["task/0/head/weight"].__setitem__((0, 0), float("nan")), "not finite"),
-        (lambda m, s: s["backbone/stem_conv"].fill_(float("inf")), "not finite"),
+        (lambda m, s: s["backbone/weight"].fill_(float("inf")), "not finite"),
         (lambda m, s: m["preprocessing"].update(code="x"), "unexpected keyword"),
         (lambda m, s: m["backbone"]["plan"]["steps"][0].__setitem__(1, "system"), "unknown operation"),
         (lambda m, s: s.pop("task/0/head/weight"), "is missing"),
@@ -152,12 +156,12 @@ def test_a_set_padding_bit_is_refused(learned: Learned, tmp_path: Path) -> None:
     """Bits beyond the last weight are zero, or the file is not read."""
     path = tmp_path / "fcn.etcl"
     config = learned.config.with_values({"backbone": "fcn3", "width": 3, "epochs": 1, "tasks": 1})
-    bundle_run(train(config, None, tmp_path / "run", "cpu", lambda event: None), config, path)
+    bundle_run(train(config, None, tmp_path / "run", "cpu", lambda event: None), config, path, "packed")
     load_bundle(path)
     manifest, sections, _ = format.read(path)
     sections = {name: tensor.clone() for name, tensor in sections.items()}
-    assert sections["task/0/mask/fc2"].shape == (2,), "nine weights"
-    sections["task/0/mask/fc2"][-1] |= 128
+    assert load_bundle(path).layout.weight_count % 8 == 1
+    sections["task/0/mask"][-1] |= 128
     rewrite(path, manifest, sections)
     with pytest.raises(BundleError, match="padding bit"):
         load_bundle(path)
@@ -183,10 +187,16 @@ def test_unknown_tasks_are_named_with_the_known_ones(learned: Learned) -> None:
         learned.bundle.task("party")
 
 
-def test_the_sizes_add_up(learned: Learned) -> None:
-    """Bytes by part are all the bytes; a mask is one bit a weight, rounded up by layer."""
-    info = summarize(learned.bundle, learned.path)
+def test_the_sizes_add_up(bundle_file: Path) -> None:
+    """Bytes by part are all the bytes; a packed mask is one bit a weight, a coded one less."""
+    bundle = load_bundle(bundle_file)
+    info = summarize(bundle, bundle_file)
     parts = info["bytes"]
-    assert parts["total"] == learned.path.stat().st_size == sum(v for k, v in parts.items() if k != "total")
-    assert sum(task["bytes"]["mask"] for task in info["tasks"]) == parts["masks"]
-    assert all(1 <= task["mask_bits_per_weight"] < 1.01 for task in info["tasks"])
+    assert parts["total"] == bundle_file.stat().st_size == sum(v for k, v in parts.items() if k != "total")
+    shared = bundle.sizes.get("backbone/owner", 0)
+    assert sum(task["bytes"]["mask"] for task in info["tasks"]) + shared == parts["masks"]
+    assert sum(task["mask_bits_per_weight"] for task in info["tasks"]) * info["weights"] / 8 == pytest.approx(
+        parts["masks"]
+    )
+    bits = [task["mask_bits_per_weight"] for task in info["tasks"]]
+    assert all(1 <= count < 1.01 for count in bits) if bundle.encoding == "packed" else sum(bits) < 0.8 * len(bits)

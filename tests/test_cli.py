@@ -73,7 +73,7 @@ def test_from_a_folder_of_images_to_an_exported_task(photos: Path, tmp_path: Pat
     path = tmp_path / "photos.etcl"
     info = answer("bundle", tmp_path / "run", "-o", path)
     assert info == answer("inspect", path)
-    assert (info["format"], info["encoding"], info["backbone"]) == (1, "packed", "resnet18")
+    assert (info["format"], info["encoding"], info["backbone"]) == (1, "coded", "resnet18")
     assert [task["name"] for task in info["tasks"]] == ["half", "tone"]
     assert info["tasks"][1]["classes"] == ["dark", "light"]
     assert info["tasks"][1]["accuracy"] == trained["matrix"][-1][1]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import Learned
 
-from etcl_deploy.bundle.codec import unpack
+from etcl_deploy.bundle.layout import split
 from etcl_deploy.errors import BadImageError, UnknownTaskError
 from etcl_deploy.learn.trainer import predict
 from etcl_deploy.runtime.predictor import Prediction, Predictor
@@ -27,9 +27,8 @@ def test_a_subnet_holds_no_weight_outside_its_mask(learned: Learned) -> None:
     """One task's weights never leak into another's."""
     bundle = learned.bundle
     subnet = materialize(bundle, "turned")
-    for step in bundle.plan.masked:
-        mask = unpack(bundle.task("turned").masks[step.name], step.weight_shape or ())
-        assert not subnet.weights[f"{step.name}.weight"][~mask].any()
+    for step, mask in split(bundle.mask("turned"), bundle.layout.weights).items():
+        assert not subnet.weights[f"{step}.weight"][~mask].any()
     assert not subnet.plan.norms, "every normalization was folded"
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from test_network import make_tasks
 
-from etcl_deploy.bundle.bundle import Bundle, load_bundle, save
+from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
 from etcl_deploy.config import Learning
-from etcl_deploy.export.to_bundle import bundle_bytes
+from etcl_deploy.export.to_bundle import bundle_of
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.trainer import learn_sequence, predict
@@ -42,7 +42,7 @@ def learned(*steps: Step, path: Path) -> tuple[MaskedNetwork, Bundle]:
                 layer.weight.uniform_(-1, 1, generator=generator)
             assert layer.weight.any(), step
     learn_sequence(network, [TASK], Learning(epochs=1, batch_size=16))
-    save(path, bundle_bytes(network, "mine", {}, {}))
+    save(path, to_bytes(bundle_of(network, "mine", {}, {}), "coded"))
     return network, load_bundle(path)
 
 

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from etcl_deploy import Learning, Predictor, Preprocessing, learn_sequence, load_bundle, mask_network
 from etcl_deploy.build import build_network
-from etcl_deploy.bundle.bundle import save
+from etcl_deploy.bundle.bundle import save, to_bytes
 from etcl_deploy.config import Config, Transfer
 from etcl_deploy.errors import NetworkError
 from etcl_deploy.export.parity import session
-from etcl_deploy.export.to_bundle import bundle_bytes
+from etcl_deploy.export.to_bundle import bundle_of
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.network import MaskedNetwork
@@ -186,7 +186,7 @@ def check_everywhere(network: MaskedNetwork, directory: Path, size: int = 16) ->
     directories.save(directories.Stored(run, Config(), ()), directory / "run")
     restored = directories.load(directory / "run").run
     assert torch.equal(predict(restored.network, "t0", tasks[0].test_x), first)
-    save(directory / "b.etcl", bundle_bytes(network, "mine", {}, {}))
+    save(directory / "b.etcl", to_bytes(bundle_of(network, "mine", {}, {}), "coded"))
     bundle = load_bundle(directory / "b.etcl")
     assert not bundle.plan.dropouts
     predictor = Predictor(bundle)

@@ -3,48 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from etcl_deploy import atomic
 from etcl_deploy.bundle import format
-from etcl_deploy.bundle.codec import packed_size
+from etcl_deploy.bundle.codec import pack, packed_size
+from etcl_deploy.bundle.layout import Layout
+from etcl_deploy.bundle.masks import CodedMasks, Masks, PackedMasks, code
+from etcl_deploy.bundle.precision import PRECISIONS, expand
+from etcl_deploy.bundle.sections import Sections, expect_keys, read_head, task_entry
 from etcl_deploy.errors import BundleError, UnknownTaskError
 from etcl_deploy.plan import Plan, PlanError
 from etcl_deploy.preprocessing import Preprocessing
 
-ENCODING = "packed"
-MAX_CLASSES = 100_000
-Shapes = dict[str, tuple[int, ...]]
+ENCODINGS = ("coded", "packed")
+MAX_TASKS = 65_534
+FEW, SPARSEST = 1024, 128  # with coded masks a network has at most FEW + SPARSEST times as many weights as are there
 
 
 @dataclass(frozen=True)
 class BundledTask:
-    """One task: who it is, and its tensors by step name as the format describes them."""
+    """One task: who it is, its normalization (all steps in a row) and its head, which may be in few bits."""
 
     name: str
     classes: tuple[str, ...]
     density: float
-    accuracy: float | None  # on its test items, in percent
-    masks: Mapping[str, Tensor]
-    norms: Mapping[str, Tensor]
-    head: Mapping[str, Tensor]
+    accuracy: float | None  # of the bundle on its test items, in percent
+    learned: float | None  # the same as it was learned, in single precision
+    norm: Tensor
+    head: Mapping[str, Tensor]  # weight; bias, where the plan has one; scale, for int8
 
-    def sections(self, index: int) -> dict[str, Tensor]:
-        """The task's tensors under the names they have in the file."""
-        parts = {"mask": self.masks, "norm": self.norms, "head": self.head}
-        return {
-            f"task/{index}/{part}/{key}": tensor for part, tensors in parts.items() for key, tensor in tensors.items()
-        }
+    def entry(self) -> dict[str, Any]:
+        """What the manifest says of it."""
+        words = {"name": self.name, "classes": list(self.classes), "density": self.density}
+        return {**words, "accuracy": self.accuracy, "learned": self.learned}
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of mask, normalization and head."""
-        parts = {"mask": self.masks, "norm": self.norms, "head": self.head}
-        return {part: sum(t.nbytes for t in tensors.values()) for part, tensors in parts.items()}
+    def head_values(self) -> dict[str, Tensor]:
+        """Weight and bias in single precision, copied."""
+        weight, scale = self.head["weight"], self.head.get("scale")
+        rows = torch.full((len(weight),), weight.shape[1], dtype=torch.int64)
+        values = {"weight": expand(weight.flatten(), scale, rows).view(weight.shape).clone()}
+        return {**values, "bias": self.head["bias"].clone()} if "bias" in self.head else values
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,14 @@ class Bundle:
     backbone: str
     plan: Plan
     preprocessing: Preprocessing
-    weights: Mapping[str, Tensor]
+    stored: Tensor  # the weights as they are kept: all of them, or where masks are coded those some task selects
+    scale: Tensor | None  # of every output channel, for int8
     tasks: Mapping[str, BundledTask]
+    masks: Masks
     run: Mapping[str, Any]
-    digest: str
+    encoding: str = "packed"
+    digest: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)  # bytes of every section
 
     def task(self, name: str) -> BundledTask:
         """The task of that name."""
@@ -65,34 +74,75 @@ class Bundle:
             raise UnknownTaskError(name, self.tasks)
         return self.tasks[name]
 
+    def mask(self, name: str) -> Tensor:
+        """Which weights a task uses, bool, all steps in a row."""
+        return self.masks[self._number(name)]
 
-def to_bytes(
-    backbone: str,
-    plan: Plan,
-    preprocessing: Preprocessing,
-    weights: Mapping[str, Tensor],
-    tasks: Mapping[str, BundledTask],
-    run: Mapping[str, Any],
-) -> bytes:
-    """The bundle file's bytes."""
+    def bytes_of(self, name: str) -> dict[str, int]:
+        """What the parts of a task take in the file."""
+        parts = {"mask": ("mask",), "norm": ("norm",), "head": ("head/weight", "head/bias", "head/scale")}
+        prefix = f"task/{self._number(name)}"
+        return {part: sum(self.sizes.get(f"{prefix}/{own}", 0) for own in names) for part, names in parts.items()}
+
+    def _number(self, name: str) -> int:
+        self.task(name)
+        return self._numbers[name]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.tasks)}
+
+    @cached_property
+    def layout(self) -> Layout:
+        """How steps lie in a row."""
+        return Layout(self.plan)
+
+    @property
+    def precision(self) -> str:
+        """What the weights are kept in."""
+        return next(name for name, dtype in PRECISIONS.items() if dtype == self.stored.dtype)
+
+    @cached_property
+    def kept(self) -> Tensor:
+        """All weights as they are kept, 0 where no task selects one."""
+        if not isinstance(self.masks, CodedMasks):
+            return self.stored
+        used = torch.from_numpy(self.masks.owners.used)
+        if int(used.sum()) != len(self.stored):
+            raise BundleError(f"the bundle is damaged: it has {len(self.stored)} weights, but {int(used.sum())} owned")
+        whole = torch.zeros(len(used), dtype=self.stored.dtype)
+        whole[used] = self.stored
+        return whole
+
+    def weights(self) -> Tensor:
+        """All weights in single precision, all steps in a row."""
+        return expand(self.kept, self.scale, self.layout.channels)
+
+
+def to_bytes(bundle: Bundle, encoding: str) -> bytes:
+    """The bytes of the file that holds this bundle in an encoding."""
+    layout, names = bundle.layout, list(bundle.tasks)
+    masks = [bundle.masks[number] for number in range(len(names))]
+    sections = {}
+    if encoding == "coded":
+        used, sections["backbone/owner"], bits = code(masks, layout.layers)
+        sections["backbone/weight"] = bundle.kept[used]
+    else:
+        sections["backbone/weight"] = bundle.kept
+        bits = [pack(mask) for mask in masks]
+    if bundle.scale is not None:
+        sections["backbone/scale"] = bundle.scale
+    for number, (task, mask) in enumerate(zip(bundle.tasks.values(), bits, strict=True)):
+        sections |= {f"task/{number}/mask": mask, f"task/{number}/norm": task.norm}
+        sections |= {f"task/{number}/head/{part}": tensor for part, tensor in task.head.items()}
     manifest = {
-        "backbone": {"name": backbone, "plan": plan.as_json()},
-        "encoding": ENCODING,
-        "preprocessing": preprocessing.as_json(),
-        "run": dict(run),
-        "tasks": [
-            {
-                "name": task.name,
-                "classes": list(task.classes),
-                "density": task.density,
-                "accuracy": task.accuracy,
-            }
-            for task in tasks.values()
-        ],
+        "backbone": {"name": bundle.backbone, "plan": bundle.plan.as_json()},
+        "encoding": encoding,
+        "precision": bundle.precision,
+        "preprocessing": bundle.preprocessing.as_json(),
+        "run": dict(bundle.run),
+        "tasks": [task.entry() for task in bundle.tasks.values()],
     }
-    sections = {f"backbone/{step}": weight for step, weight in weights.items()}
-    for index, task in enumerate(tasks.values()):
-        sections |= task.sections(index)
     return format.to_bytes(manifest, sections)
 
 
@@ -113,102 +163,45 @@ def load_bundle(path: str | Path) -> Bundle:
 
 
 def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], digest: str) -> Bundle:
-    _expect_keys(manifest, "backbone", "encoding", "preprocessing", "run", "sections", "tasks")
-    _expect_keys(manifest["backbone"], "name", "plan")
-    if manifest["encoding"] != ENCODING:
-        raise ValueError(f"encoding {manifest['encoding']!r} is unknown; known: {ENCODING}")
+    expect_keys(manifest, "backbone", "encoding", "precision", "preprocessing", "run", "sections", "tasks")
+    expect_keys(manifest["backbone"], "name", "plan")
+    encoding, precision = manifest["encoding"], manifest["precision"]
+    if encoding not in ENCODINGS:
+        raise ValueError(f"encoding {encoding!r} is unknown; known: {', '.join(ENCODINGS)}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r} is unknown; known: {', '.join(PRECISIONS)}")
     plan = Plan.from_json(manifest["backbone"]["plan"])
+    layout = Layout(plan)
     preprocessing = Preprocessing(**manifest["preprocessing"])
     if plan.input != (preprocessing.channels, preprocessing.height, preprocessing.width):
         raise ValueError("the images of the preprocessing do not fit the network")
-    entries = [_entry(value) for value in manifest["tasks"]]
-    if not entries:
-        raise ValueError("it holds no task")
-    if len({name for name, *_ in entries}) != len(entries):
+    entries = [task_entry(value) for value in manifest["tasks"]]
+    if not 1 <= len(entries) <= MAX_TASKS:
+        raise ValueError(f"it holds {len(entries)} tasks; 1 to {MAX_TASKS} are right")
+    if len({entry["name"] for entry in entries}) != len(entries):
         raise ValueError("two tasks have the same name")
-    remaining = dict(sections)
-    weights = _take(remaining, "backbone", _weight_shapes(plan))
-    tasks = {}
-    for index, (name, classes, density, accuracy) in enumerate(entries):
-        prefix = f"task/{index}"
-        tasks[name] = BundledTask(
-            name,
-            classes,
-            density,
-            accuracy,
-            _checked_masks(plan, _take(remaining, f"{prefix}/mask", _mask_shapes(plan))),
-            _take(remaining, f"{prefix}/norm", _norm_shapes(plan)),
-            _take(remaining, f"{prefix}/head", _head_shapes(plan, len(classes))),
-        )
-    if remaining:
-        raise ValueError(f"section {min(remaining)!r} belongs to nothing")
+    left = Sections(sections, precision)
+    coded = encoding == "coded"
+    stored = left.weights("backbone/weight", None if coded else layout.weight_count)
+    scale = left.scale("backbone/scale", len(layout.channels))
+    bits, tasks = [], {}
+    for number, entry in enumerate(entries):
+        prefix = f"task/{number}"
+        bits.append(left.bits(f"{prefix}/mask", None if coded else packed_size((layout.weight_count,))))
+        norm = left.numbers(f"{prefix}/norm", layout.norm_count)
+        head = read_head(left, prefix, len(entry["classes"]), plan)
+        tasks[entry["name"]] = BundledTask(**entry, norm=norm, head=head)
+    masks: Masks
+    if coded:
+        if layout.weight_count > FEW + SPARSEST * len(stored):
+            raise ValueError(f"of {layout.weight_count} weights only {len(stored)} are there")
+        masks = CodedMasks(left.bits("backbone/owner"), bits, layout.layers)
+    else:
+        masks = PackedMasks(bits, layout.weight_count)
+    left.finish()
     name = manifest["backbone"]["name"]
     if not isinstance(name, str) or not name.encode():
         raise ValueError("the backbone needs a name")
-    return Bundle(name, plan, preprocessing, weights, tasks, dict(manifest["run"]), digest)
-
-
-def _entry(value: Any) -> tuple[str, tuple[str, ...], float, float | None]:
-    """A task's name, classes, density and accuracy, each of exactly its type and in its range."""
-    _expect_keys(value, "name", "classes", "density", "accuracy")
-    name, classes, density, accuracy = (value[key] for key in ("name", "classes", "density", "accuracy"))
-    texts = [name, *classes] if isinstance(classes, list) else [None]
-    if not all(isinstance(text, str) and text and text.encode() for text in texts):
-        raise ValueError("a task needs a name and a list of class names")
-    if not 1 <= len(classes) <= MAX_CLASSES or len(set(classes)) != len(classes):
-        raise ValueError(f"task {name!r} needs 1 to {MAX_CLASSES} different classes")
-    if type(density) is not float or not 0 <= density <= 1:
-        raise ValueError(f"task {name!r} has density {density!r}; it lies between 0.0 and 1.0")
-    if accuracy is not None and (type(accuracy) is not float or not 0 <= accuracy <= 100):
-        raise ValueError(f"task {name!r} has accuracy {accuracy!r}; it lies between 0.0 and 100.0, or is null")
-    return name, tuple(classes), density, accuracy
-
-
-def _expect_keys(value: Any, *keys: str) -> None:
-    if not isinstance(value, dict) or set(value) != set(keys):
-        raise ValueError(f"expected an object with exactly the keys {', '.join(keys)}")
-
-
-def _weight_shapes(plan: Plan) -> Shapes:
-    return {step.name: step.weight_shape or () for step in plan.masked}
-
-
-def _mask_shapes(plan: Plan) -> Shapes:
-    return {name: (packed_size(shape),) for name, shape in _weight_shapes(plan).items()}
-
-
-def _norm_shapes(plan: Plan) -> Shapes:
-    return {step.name: (2, step.settings["features"]) for step in plan.norms}
-
-
-def _head_shapes(plan: Plan, classes: int) -> Shapes:
-    shapes: Shapes = {"weight": (classes, plan.features)}
-    return {**shapes, "bias": (classes,)} if plan.head_bias else shapes
-
-
-def _take(sections: dict[str, Tensor], prefix: str, shapes: Shapes) -> dict[str, Tensor]:
-    """Move the named sections out of `sections`, each checked for its shape and type."""
-    taken = {}
-    for name, shape in shapes.items():
-        tensor = sections.pop(f"{prefix}/{name}")
-        dtype = "U8" if prefix.endswith("/mask") else "F32"
-        if tuple(tensor.shape) != shape or format.DTYPES.get(tensor.dtype) != dtype:
-            raise ValueError(f"section '{prefix}/{name}' should be {dtype} {list(shape)}")
-        if dtype == "F32" and not tensor.isfinite().all():
-            raise ValueError(f"section '{prefix}/{name}' holds numbers that are not finite")
-        taken[name] = tensor
-    return taken
-
-
-def _checked_masks(plan: Plan, masks: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The masks themselves, once their padding bits are known to be 0."""
-    for name, shape in _weight_shapes(plan).items():
-        used = prod(shape) % 8
-        if used and int(masks[name][-1]) >> used:
-            raise ValueError(f"the mask of step {name!r} has a padding bit set")
-    return masks
-
-
-def weight_count(plan: Plan) -> int:
-    """How many backbone weights a mask covers."""
-    return sum(prod(shape) for shape in _weight_shapes(plan).values())
+    sizes = {section: tensor.nbytes for section, tensor in sections.items()}
+    run = dict(manifest["run"])
+    return Bundle(name, plan, preprocessing, stored, scale, tasks, masks, run, encoding, digest, sizes)

@@ -10,6 +10,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+# The eight bits of every byte, as the eight bytes of one number.
+OCTETS = (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1).to(torch.uint8).view(torch.int64).flatten()
+
 
 def packed_size(shape: tuple[int, ...]) -> int:
     """How many bytes `pack` gives for a mask of that shape."""
@@ -29,8 +32,12 @@ def unpack(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
     count = prod(shape)
     if packed.dtype != torch.uint8 or packed.shape != (packed_size(shape),):
         raise ValueError(f"a mask of {count} bits takes {packed_size(shape)} bytes, not {tuple(packed.shape)}")
-    weights = 1 << torch.arange(8, dtype=torch.uint8, device=packed.device)
-    bits = (packed.unsqueeze(1) & weights).bool().flatten()
-    if bits[count:].any():
-        raise ValueError("a padding bit of the mask is set")
+    check_padding(packed, count)
+    bits: Tensor = OCTETS.to(packed.device)[packed.int()].view(torch.bool)  # eight at once
     return bits[:count].view(shape)
+
+
+def check_padding(packed: Tensor, count: int) -> None:
+    """Raise ValueError if a bit beyond the first `count` is set."""
+    if count % 8 and int(packed[-1]) >> count % 8:
+        raise ValueError("a padding bit of the mask is set")

@@ -1,34 +1,46 @@
 """The bundle file, format 1.
 
-A bundle is a safetensors file (little-endian; header length, JSON header, tensors without gaps). Its header's
-`__metadata__` holds exactly one key, `etcl`, whose text is
+A bundle is a safetensors file: 8 bytes, little-endian, with the length of the header; the header, JSON filled up with
+spaces to a multiple of 8; the tensors, little-endian, without gaps, wider types first, so that each lies at a
+multiple of its own width. The header's `__metadata__` holds exactly one key, `etcl`, whose text is
 
     1 <sha256 of the manifest, 64 hex digits>\n<manifest>
 
 The number is the format. The manifest is JSON with sorted keys, no spaces, ASCII only. It has these keys:
 
     backbone        {"name": text, "plan": the network as data, see `etcl_deploy.plan`}
-    encoding        "packed": one bit per weight, see `etcl_deploy.bundle.codec`
+    encoding        "packed" or "coded": how masks are kept
+    precision       "fp32", "fp16" or "int8": what weights and heads are kept in
     preprocessing   {"height", "width", "channels", "mean", "std"}
     run             where it comes from: recipe, seed, accuracy, versions; nothing in it changes an answer
     sections        {section name: {"dtype", "shape", "sha256"}} for every tensor of the file
-    tasks           [{"name", "classes", "density", "accuracy"}], in the order they were learned
+    tasks           [{"name", "classes", "density", "accuracy", "learned"}], in the order they were learned; accuracy in
+                    percent is the bundle's, `learned` what it was in single precision; null where nobody knows
 
-Sections, with `<step>` a step of the plan and `<i>` a task's position in `tasks`, from 0:
+Weights are those of all steps of the plan that have any, in its order, each row by row: `weights` of them. P is F32,
+F16 or I8, as the precision says. `<i>` is a task's position in `tasks`, from 0.
 
-    backbone/<step>           F32, the weight; 0 where no task selects it
-    task/<i>/mask/<step>      U8, packed bits
-    task/<i>/norm/<step>      F32 [2, features]: what the frozen normalization multiplies by, what it adds; a group
-                              or layer norm divides by the item's own deviation first
-    task/<i>/head/weight      F32 [classes, features]
+    backbone/weight           P [weights], 0 where no task selects one; coded: P [used], only those some task selects
+    backbone/owner            U8, coded only: which task first selects each weight, see `etcl_deploy.bundle.coded`
+    backbone/scale            F32 [channels], int8 only: what each output channel of each step is multiplied by
+    task/<i>/mask             U8, one bit a weight (`etcl_deploy.bundle.codec`); coded: `etcl_deploy.bundle.coded`
+    task/<i>/norm             F32: for every normalization step in order, first all it multiplies by, then all it adds
+                              (batch statistics are in them; a group or layer norm divides by the item's own deviation
+                              first)
+    task/<i>/head/weight      P [classes, features]
     task/<i>/head/bias        F32 [classes], where the plan has `head_bias`
+    task/<i>/head/scale       F32 [classes], int8 only
 
-A reader MUST refuse: another format; a manifest or section whose digest differs; a tensor the manifest does not
-list with the same type and shape, or lists and the file lacks; sections other than the ones above; anything after
-the last tensor. The bundle's own digest is the manifest's, which covers all sections.
+A reader MUST refuse: another format; a manifest or section whose digest differs; a tensor the manifest does not list
+with the same type and shape, or lists and the file lacks; sections other than the ones above; anything after the last
+tensor; numbers that are not finite, scales that are not above 0. The bundle's own digest is the manifest's, which
+covers all sections.
 
-Numbers are finite. The same content gives the same bytes: safetensors orders the tensors, and one metadata key has
-only one order.
+What a reader may be asked to hold is bounded. Plans have limits (`etcl_deploy.plan`, `etcl_deploy.operations`); there
+are at most 65,534 tasks of 100,000 classes; a coded bundle has at most 1,024 + 128 * used weights, else it is refused
+before anything is decoded. Reading one task takes at most 64 MB, 3 times the file, and 64 bytes a weight.
+
+The same content gives the same bytes: safetensors orders the tensors, and one metadata key has only one order.
 
 A reader may map the file instead of copying it, as this one does: replace a bundle, never overwrite it in place.
 """
@@ -49,11 +61,12 @@ from torch import Tensor
 from etcl_deploy.errors import BundleError
 
 FORMAT = 1
-KEY = "etcl"
-DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
+BUNDLE, DELTA = "etcl", "etcl-delta"  # the metadata key, by which the two kinds of files are told apart
+KINDS = {BUNDLE: "bundle", DELTA: "delta"}
+DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
 
 
-def to_bytes(manifest: Mapping[str, Any], sections: Mapping[str, Tensor]) -> bytes:
+def to_bytes(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], key: str = BUNDLE) -> bytes:
     """The file's bytes; `manifest` is everything but the list of sections, which is added here."""
     from safetensors.torch import save  # needs numpy, which a server may lack
 
@@ -61,24 +74,25 @@ def to_bytes(manifest: Mapping[str, Any], sections: Mapping[str, Tensor]) -> byt
     listed = {name: _describe(tensor) for name, tensor in sections.items()}
     text = _dump({**manifest, "sections": listed})
     metadata = f"{FORMAT} {digest_of(text)}\n{text}"
-    return save(sections, metadata={KEY: metadata})
+    return save(sections, metadata={key: metadata})
 
 
-def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], str]:
-    """Manifest, sections and digest of a bundle, every byte checked; tensors are views of the mapped file."""
+def read(path: Path, key: str = BUNDLE) -> tuple[dict[str, Any], dict[str, Tensor], str]:
+    """Manifest, sections and digest of a file, every byte checked; tensors are views of the mapped file."""
+    kind = KINDS[key]
     if path.is_dir():
-        raise BundleError(f"{path} is a directory; a bundle is one file ending in .etcl")
+        raise BundleError(f"{path} is a directory; a {kind} is one file")
     try:
         if path.stat().st_size == 0:
-            raise BundleError(f"{path} is empty; a bundle has at least a header")
+            raise BundleError(f"{path} is empty; a {kind} has at least a header")
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             sections = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise BundleError(f"{path} does not exist") from None
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise BundleError(f"{path} is truncated, damaged or not a bundle: {error}") from None
-    text, digest = _manifest_text(path, metadata)
+        raise BundleError(f"{path} is truncated, damaged or not a {kind}: {error}") from None
+    text, digest = _manifest_text(path, metadata, key)
     try:
         manifest = json.loads(text)
         listed = manifest["sections"]
@@ -99,11 +113,12 @@ def _dump(manifest: Mapping[str, Any]) -> str:
     return json.dumps(manifest, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _manifest_text(path: Path, metadata: Mapping[str, str] | None) -> tuple[str, str]:
+def _manifest_text(path: Path, metadata: Mapping[str, str] | None, key: str) -> tuple[str, str]:
     """The manifest and its digest, once format and digest are right."""
-    if not metadata or set(metadata) != {KEY}:
-        raise BundleError(f"{path} is a safetensors file, but not a bundle: it has no manifest")
-    first, _, text = metadata[KEY].partition("\n")
+    if not metadata or set(metadata) != {key}:
+        found = "".join(f"it is a {KINDS[other]}" for other in metadata or () if other in KINDS) or "it has no manifest"
+        raise BundleError(f"{path} is a safetensors file, but not a {KINDS[key]}: {found}")
+    first, _, text = metadata[key].partition("\n")
     number, _, digest = first.partition(" ")
     if number.isascii() and number.isdigit() and int(number[:9]) > FORMAT:
         raise BundleError(

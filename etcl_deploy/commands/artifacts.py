@@ -1,4 +1,4 @@
-"""From a run to files other programs use: the bundle, an archive, ONNX; and what a bundle answers."""
+"""From a bundle to answers, and to files other programs use: an archive, ONNX."""
 
 from __future__ import annotations
 
@@ -8,41 +8,7 @@ from typing import Annotated
 
 import typer
 
-from etcl_deploy.commands.console import BundleFile, Json, RunFolder, Store, show
-
-
-def bundle(
-    run: RunFolder,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, x.etcl.")],
-    as_json: Json = False,
-) -> None:
-    """Write one file with everything needed to predict."""
-    from etcl_deploy.deploy import bundle_run
-    from etcl_deploy.learn.directory import load
-
-    stored = load(run)
-    bundle_run(stored.run, stored.config, output)
-    inspect(output, as_json)
-
-
-def inspect(path: BundleFile, as_json: Json = False) -> None:
-    """What is inside a bundle: bytes by part and by task."""
-    from etcl_deploy.bundle.bundle import load_bundle
-    from etcl_deploy.bundle.summary import summarize
-    from etcl_deploy.render import bundle_report
-
-    info = summarize(load_bundle(path), path)
-    show(info, as_json=as_json, picture=bundle_report(info))
-
-
-def verify(path: BundleFile, as_json: Json = False) -> None:
-    """Check every digest of a bundle."""
-    from etcl_deploy.bundle.bundle import load_bundle
-
-    loaded = load_bundle(path)
-    result = {"file": str(path), "ok": True, "digest": loaded.digest, "tasks": list(loaded.tasks)}
-    line = f"{path}: {len(loaded.tasks)} tasks, every digest is right"
-    show(result, as_json=as_json, picture=line)
+from etcl_deploy.commands.console import BundleFile, Json, Store, show
 
 
 def predict(

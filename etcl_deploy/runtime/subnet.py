@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etcl_deploy.bundle.bundle import Bundle
-from etcl_deploy.bundle.codec import unpack
+from etcl_deploy.bundle.layout import split
 from etcl_deploy.operations import NORMS, normalize, weigh
 from etcl_deploy.plan import Plan, Step
 
@@ -50,19 +50,19 @@ class Subnet(nn.Module):
 @torch.no_grad()
 def materialize(bundle: Bundle, name: str) -> Subnet:
     """The network of one task."""
-    task, plan = bundle.task(name), bundle.plan
+    task, plan, layout = bundle.task(name), bundle.plan, bundle.layout
     folded = _foldable(plan)
+    selected = split(torch.where(bundle.mask(name), bundle.weights(), 0), layout.weights)
+    norms = split(task.norm, layout.norms)
     weights: dict[str, Tensor] = {}
     for step in plan.steps:
-        if step.weight_shape:
-            mask = unpack(task.masks[step.name], step.weight_shape)
-            weights[f"{step.name}.weight"] = torch.where(mask, bundle.weights[step.name], 0)
-        elif step.name in task.norms:
-            weights[f"{step.name}.weight"], weights[f"{step.name}.bias"] = task.norms[step.name]
+        if step.name in selected:
+            weights[f"{step.name}.weight"] = selected[step.name]
+        elif step.name in norms:
+            weights[f"{step.name}.weight"], weights[f"{step.name}.bias"] = norms[step.name]
         if step.name in folded:
             _fold(weights, step, folded[step.name])
-    head = {key: value.clone() for key, value in task.head.items()}
-    return Subnet(bundle, plan.without({*folded, *plan.dropouts}), weights, head)
+    return Subnet(bundle, plan.without({*folded, *plan.dropouts}), weights, task.head_values())
 
 
 def _foldable(plan: Plan) -> dict[str, str]:

@@ -1,0 +1,219 @@
+"""Masks in few bits: what a task selects is told apart by whose a weight was first. Pure.
+
+The *owner* of a weight is the first task that selects it. That of all weights is coded once: task by task, of the
+weights nobody owns yet, those it claims; a group (see entropy.py) is what is left of a layer.
+
+    levels      uint8 [tasks, layers]
+    fill        zeros to a multiple of four bytes
+    words       uint32, little-endian, to the end
+
+A mask then follows from the owners but for the weights that earlier tasks own, and that is what is coded of it. A group
+is the weights of one layer whose owner came equally long ago (1, 2-3, 4-7, 8-15, ... tasks before), and that the
+*reference*, the mask of an earlier task, selects, or does not. First come all groups of those it does not select, then
+those it does; without a reference there are only the former. Inside, layer by layer, the oldest owner first; weights
+of one owner in their order. Groups without a weight are left out.
+
+    reference   uint16, little-endian: 0 for none, else the number of the task from 1; an earlier one
+    levels      uint8 [groups]
+    fill        zeros to a multiple of four bytes
+    words       uint32, little-endian, to the end
+
+To decode one task it takes the owners, its own mask and those it refers to, CHAIN at the most.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from etcl_deploy.bundle import entropy
+
+REFERENCE = struct.Struct("<H")
+CHAIN = 4
+CANDIDATES = 8  # how many earlier tasks are tried as a reference
+MAX_TASKS = (1 << 16) - 2
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Which task owns each weight, the layers one after another; `tasks` itself stands for nobody."""
+
+    owner: np.ndarray  # uint16 [weights]
+    tasks: int
+    layers: tuple[int, ...]  # sizes
+
+    @classmethod
+    def of(cls, masks: Sequence[np.ndarray], layers: Sequence[int]) -> Owners:
+        """Those of some masks, bool [weights]."""
+        owner = np.full(sum(layers), len(masks), dtype=np.uint16)
+        for task in reversed(range(len(masks))):
+            owner[masks[task]] = task
+        return cls(owner, len(masks), tuple(layers))
+
+    @property
+    def used(self) -> np.ndarray:
+        """Which weights some task selects, bool."""
+        return self.owner < self.tasks
+
+    @cached_property
+    def edges(self) -> np.ndarray:
+        """Where each layer begins, and the last one ends."""
+        return np.concatenate([[0], np.cumsum(self.layers)]).astype(np.int64)
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """The weights layer by layer, in each the oldest owner's first."""
+        parts = [np.argsort(self.owner[start:end], kind="stable") + start for start, end in pairwise(self.edges)]
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+    @cached_property
+    def bounds(self) -> np.ndarray:
+        """[layers, tasks + 2]: where in that order each owner's weights of a layer begin, and the last one's end."""
+        counts = [np.bincount(self.owner[start:end], minlength=self.tasks + 1) for start, end in pairwise(self.edges)]
+        starts = self.edges[:-1, None] + np.cumsum(np.reshape(counts, (len(self.layers), -1)), axis=1)
+        return np.concatenate([self.edges[:-1, None], starts], axis=1)
+
+    def by_owner(self, mask: np.ndarray) -> np.ndarray:
+        """A mask, bool [weights], in that order."""
+        return mask[self.order]
+
+    def in_place(self, ordered: np.ndarray) -> np.ndarray:
+        """A mask in that order with every weight in its own place again."""
+        mask = np.empty_like(ordered)
+        mask[self.order] = ordered
+        return mask
+
+    def before(self, task: int) -> tuple[list[slice], np.ndarray]:
+        """Where in that order the weights are that tasks before this one own, and the sizes of their groups."""
+        doubled = np.frexp(task - np.arange(task))[1]  # how often 1 is doubled until it is more than so long ago
+        firsts = np.flatnonzero(np.diff(doubled, prepend=0))  # where a group begins
+        places = self.bounds[:, np.append(firsts, task)]
+        sizes = np.diff(places, axis=1).ravel()
+        return [slice(start, end) for start, end in zip(places[:, 0], places[:, -1], strict=True)], sizes[sizes > 0]
+
+
+def encode_owners(owners: Owners, since: int = 0) -> bytes:
+    """As described above; `since` a task, only what it and later ones claim."""
+    batches: list[entropy.Batch] = []
+    free = np.flatnonzero(owners.owner >= since)
+    for task in range(since, owners.tasks):
+        claimed, sizes = owners.owner[free] == task, _sizes(free, owners.edges)
+        batches.append((claimed, sizes, entropy.levels_for(_sums(claimed, sizes), sizes)))
+        free = free[~claimed]
+    return _written(b"", batches)
+
+
+def decode_owners(data: bytes, tasks: int, before: Owners) -> Owners:
+    """The owners that were encoded, those of the first tasks being known; anything else is a ValueError."""
+    count = tasks - before.tasks
+    levels, decoder = _opened(data, 0, count * len(before.layers))
+    found = Owners(np.where(before.used, before.owner, tasks).astype(np.uint16), tasks, before.layers)
+    free = np.flatnonzero(~before.used)
+    for task, table in enumerate(levels.reshape(count, len(before.layers)), before.tasks):
+        claimed = decoder.take(_sizes(free, found.edges), table)
+        found.owner[free[claimed]] = task
+        free = free[~claimed]
+    decoder.finish()
+    return found
+
+
+def encode_mask(owners: Owners, task: int, mask: np.ndarray, earlier: Mapping[int, np.ndarray]) -> bytes:
+    """A mask; its reference is the best of some earlier ones, by number, or none. All are in the order of owners."""
+    places, sizes = owners.before(task)
+    bits = _at(mask, places)
+    number, best = 0, (bits, sizes)
+    least = _cost(*best)
+    for candidate, other in earlier.items():
+        order, parts = _split(_at(other, places), sizes)
+        tried = (bits[order], parts)
+        if _cost(*tried) < least:
+            number, best, least = candidate + 1, tried, _cost(*tried)
+    return _written(REFERENCE.pack(number), [(*best, entropy.levels_for(_sums(*best), best[1]))])
+
+
+def reference_of(data: bytes, task: int) -> int | None:
+    """The number of the task that a mask refers to."""
+    if len(data) < REFERENCE.size:
+        raise ValueError("it is cut off")
+    (number,) = REFERENCE.unpack_from(data)
+    if number > task:
+        raise ValueError(f"it refers to task {number - 1}, which is no earlier one")
+    return number - 1 if number else None
+
+
+def decode_mask(owners: Owners, task: int, data: bytes, other: np.ndarray | None) -> np.ndarray:
+    """The mask that was encoded; `other` is the one it refers to. Anything else is a ValueError."""
+    places, sizes = owners.before(task)
+    order, parts = (slice(None), sizes) if other is None else _split(_at(other, places), sizes)
+    levels, decoder = _opened(data, REFERENCE.size, len(parts))
+    bits = np.empty(sizes.sum(), dtype=np.bool_)
+    bits[order] = decoder.take(parts, levels)
+    decoder.finish()
+    mask = np.zeros(len(owners.owner), dtype=np.bool_)
+    done = 0
+    for place, (start, end) in zip(places, owners.bounds[:, task : task + 2], strict=True):
+        mask[start:end] = True  # what is its own
+        count = place.stop - place.start
+        mask[place] = bits[done : done + count]
+        done += count
+    return mask
+
+
+def choose_references(encode: Callable[[int, Sequence[int]], int | None], tasks: int) -> None:
+    """Have every task encoded with those earlier ones to choose from that keep chains short."""
+    depths: list[int] = []
+    for task in range(tasks):
+        # A chain that is as long as it may be would force all later tasks to refer further and further back.
+        fresh = task % (CHAIN + 1) == 0
+        near = [number for number in range(task) if depths[number] < CHAIN][-CANDIDATES:]
+        chosen = encode(task, [] if fresh else near)
+        depths.append(0 if chosen is None else depths[chosen] + 1)
+
+
+def _at(mask: np.ndarray, places: Sequence[slice]) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype=np.bool_), *(mask[place] for place in places)])
+
+
+def _split(selected: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The order that has all that is not selected first, and the sizes of the groups then."""
+    chosen = _sums(selected, sizes)
+    parts = np.concatenate([sizes - chosen, chosen])
+    return np.concatenate([np.flatnonzero(~selected), np.flatnonzero(selected)]), parts[parts > 0]
+
+
+def _sums(bits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """How many bits of each group are set."""
+    ends = np.cumsum(sizes)
+    counts = np.concatenate([[0], np.cumsum(bits)])
+    sums: np.ndarray = counts[ends] - counts[ends - sizes]
+    return sums
+
+
+def _cost(bits: np.ndarray, sizes: np.ndarray) -> float:
+    """What it takes to tell the bits, in bits: themselves and the levels of the groups."""
+    return entropy.cost(_sums(bits, sizes), sizes) + 8 * len(sizes)
+
+
+def _sizes(places: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """How many of the places, which ascend, lie in each layer."""
+    return np.diff(np.searchsorted(places, edges))
+
+
+def _written(head: bytes, batches: Sequence[entropy.Batch]) -> bytes:
+    table = head + b"".join(levels.tobytes() for _, _, levels in batches)
+    return table + bytes(-len(table) % 4) + entropy.encode(batches).astype("<u4").tobytes()
+
+
+def _opened(data: bytes, start: int, count: int) -> tuple[np.ndarray, entropy.Decoder]:
+    """The `count` levels that begin at `start`, and the decoder of the words after them."""
+    end = start + count
+    words = end + -end % 4
+    if len(data) < words or len(data) % 4 or any(data[end:words]):
+        raise ValueError("it is cut off, or not filled up with zeros")
+    levels = np.frombuffer(data, dtype=np.uint8, count=count, offset=start)
+    return levels, entropy.Decoder(np.frombuffer(data, dtype="<u4", offset=words).astype(np.uint32))

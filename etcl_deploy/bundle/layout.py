@@ -1,0 +1,68 @@
+"""How the weights and norms of all steps of a plan lie one after another in one tensor. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from etcl_deploy.plan import Plan
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of a plan's steps in their order."""
+
+    plan: Plan
+
+    @cached_property
+    def weights(self) -> dict[str, Shape]:
+        """The shapes of the steps that have a weight, and so a mask."""
+        return {step.name: step.weight_shape or () for step in self.plan.masked}
+
+    @cached_property
+    def norms(self) -> dict[str, Shape]:
+        """Scale and shift of every normalization step."""
+        return {step.name: (2, step.settings["features"]) for step in self.plan.norms}
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """How many weights each step has."""
+        return tuple(prod(shape) for shape in self.weights.values())
+
+    @property
+    def weight_count(self) -> int:
+        """How many weights a mask covers."""
+        return sum(self.layers)
+
+    @property
+    def norm_count(self) -> int:
+        """How many numbers the norms of a task are."""
+        return sum(prod(shape) for shape in self.norms.values())
+
+    @cached_property
+    def channels(self) -> Tensor:
+        """How many weights each output channel has, step by step; what int8 has a scale for."""
+        return torch.tensor([prod(s[1:]) for s in self.weights.values() for _ in range(s[0])], dtype=torch.int64)
+
+    def head(self, classes: int) -> dict[str, Shape]:
+        """The shapes of a head."""
+        shapes: dict[str, Shape] = {"weight": (classes, self.plan.features)}
+        return {**shapes, "bias": (classes,)} if self.plan.head_bias else shapes
+
+
+def split(flat: Tensor, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+    """The parts of a flat tensor, as views."""
+    parts = torch.split(flat, [prod(shape) for shape in shapes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def join(tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> Tensor:
+    """What `split` takes apart."""
+    return torch.cat([torch.empty(0, dtype=torch.float32), *(tensors[name].flatten() for name in shapes)])

@@ -1,0 +1,116 @@
+"""The masks of a bundle: packed, one bit a weight, or coded in fewer; each is made ready when it is asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from etcl_deploy.bundle.codec import check_padding, unpack
+from etcl_deploy.errors import BundleError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from etcl_deploy.bundle.coded import Owners
+
+KEPT = 8  # decoded masks, for those that refer to them
+
+
+class Masks(Protocol):
+    """Masks by number, bool [weights]."""
+
+    def __getitem__(self, number: int) -> Tensor: ...
+
+
+class PackedMasks:
+    """Bits in the file, mapped: processes that read the same file share them."""
+
+    def __init__(self, packed: Sequence[Tensor], weights: int) -> None:
+        """Raises ValueError where a bit beyond the last weight is set."""
+        for mask in packed:
+            check_padding(mask, weights)
+        self._packed = packed
+        self._weights = weights
+
+    def __getitem__(self, number: int) -> Tensor:
+        return unpack(self._packed[number], (self._weights,))
+
+
+class CodedMasks:
+    """Masks that are decoded, with the few they refer to, when they are asked for."""
+
+    def __init__(self, owners: Tensor, coded: Sequence[Tensor], layers: Sequence[int]) -> None:
+        """Raises ValueError where one refers to what it must not."""
+        from etcl_deploy.bundle import coded as codec  # needs numpy, which a server may lack
+
+        self._codec = codec
+        self._data = owners.numpy().tobytes()
+        self._coded = [data.numpy().tobytes() for data in coded]
+        self._layers = layers
+        self.references = [codec.reference_of(data, number) for number, data in enumerate(self._coded)]
+        depths: list[int] = []
+        for number, other in enumerate(self.references):
+            depths.append(0 if other is None else depths[other] + 1)
+            if depths[-1] > codec.CHAIN:
+                raise ValueError(f"the mask of task {number} refers to others over more than {codec.CHAIN} steps")
+        self._ready: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def owners(self) -> Owners:
+        """Which task owns each weight."""
+        try:
+            return self._codec.decode_owners(self._data, len(self._coded), self._codec.Owners.of([], self._layers))
+        except ValueError as error:
+            raise BundleError(f"the bundle is damaged: section 'backbone/owner': {error}") from None
+
+    def __getitem__(self, number: int) -> Tensor:
+        with self._lock:
+            return torch.from_numpy(self.owners.in_place(self._decoded(number)))
+
+    def forget(self) -> None:
+        """Keep no decoded mask."""
+        with self._lock:
+            self._ready.clear()
+
+    def _decoded(self, number: int) -> np.ndarray:
+        """A mask in the order of owners."""
+        if number not in self._ready:
+            other = self.references[number]
+            reference = None if other is None else self._decoded(other)
+            try:
+                mask = self._codec.decode_mask(self.owners, number, self._coded[number], reference)
+            except ValueError as error:
+                raise BundleError(f"the bundle is damaged: section 'task/{number}/mask': {error}") from None
+            self._ready[number] = mask
+            while len(self._ready) > KEPT:
+                self._ready.popitem(last=False)
+        self._ready.move_to_end(number)
+        return self._ready[number]
+
+
+def code(masks: Sequence[Tensor], layers: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Which weights are used by some task, bool; then as uint8 who owns each, and every mask."""
+    from etcl_deploy.bundle import coded as codec
+
+    owners = codec.Owners.of([mask.numpy() for mask in masks], layers)
+    ordered = [owners.by_owner(mask.numpy()) for mask in masks]
+    found: list[bytes] = []
+
+    def encode(number: int, choice: Sequence[int]) -> int | None:
+        found.append(codec.encode_mask(owners, number, ordered[number], {other: ordered[other] for other in choice}))
+        return codec.reference_of(found[-1], number)
+
+    codec.choose_references(encode, len(ordered))
+    return torch.from_numpy(owners.used), as_tensor(codec.encode_owners(owners)), [as_tensor(data) for data in found]
+
+
+def as_tensor(data: bytes) -> Tensor:
+    """The bytes as a section holds them."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

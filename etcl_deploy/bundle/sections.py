@@ -1,0 +1,92 @@
+"""What a file was found to hold, handed out piece by piece, each checked for what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from etcl_deploy.bundle.format import DTYPES
+from etcl_deploy.bundle.precision import PRECISIONS
+from etcl_deploy.plan import Plan
+
+MAX_CLASSES = 100_000
+
+
+class Sections:
+    """The sections nobody has taken yet. Whatever is not as it should be is a ValueError or a KeyError."""
+
+    def __init__(self, sections: Mapping[str, Tensor], precision: str) -> None:
+        self._left = dict(sections)
+        self._precision = precision
+
+    def weights(self, name: str, *shape: int | None) -> Tensor:
+        """Numbers in the precision of the bundle; None: however many there are."""
+        return self._take(name, shape, PRECISIONS[self._precision])
+
+    def numbers(self, name: str, *shape: int) -> Tensor:
+        """Numbers in single precision."""
+        return self._take(name, shape, torch.float32)
+
+    def scale(self, name: str, rows: int) -> Tensor | None:
+        """What rows of int8 are multiplied by; None in other precisions."""
+        if self._precision != "int8":
+            return None
+        found = self.numbers(name, rows)
+        if not (found > 0).all():
+            raise ValueError(f"section {name!r} holds a scale that is not above 0")
+        return found
+
+    def bits(self, name: str, size: int | None = None) -> Tensor:
+        """Bytes that stand for bits."""
+        return self._take(name, (size,), torch.uint8)
+
+    def finish(self) -> None:
+        """Make sure that nothing is left."""
+        if self._left:
+            raise ValueError(f"section {min(self._left)!r} belongs to nothing")
+
+    def _take(self, name: str, shape: tuple[int | None, ...], dtype: torch.dtype) -> Tensor:
+        tensor = self._left.pop(name)
+        fits = len(shape) == tensor.ndim and all(n in (None, m) for n, m in zip(shape, tensor.shape, strict=True))
+        if not fits or tensor.dtype != dtype:
+            right = [size if size is not None else "any" for size in shape]
+            raise ValueError(f"section {name!r} should be {DTYPES[dtype]} {right}")
+        if dtype.is_floating_point and not tensor.isfinite().all():
+            raise ValueError(f"section {name!r} holds numbers that are not finite")
+        return tensor
+
+
+def read_head(left: Sections, prefix: str, classes: int, plan: Plan) -> dict[str, Tensor]:
+    """The head of a task: its weight; a bias, if the plan has one; with int8 the scale of every row."""
+    head = {"weight": left.weights(f"{prefix}/head/weight", classes, plan.features)}
+    if plan.head_bias:
+        head["bias"] = left.numbers(f"{prefix}/head/bias", classes)
+    rows = left.scale(f"{prefix}/head/scale", classes)
+    return head if rows is None else {**head, "scale": rows}
+
+
+def expect_keys(value: Any, *keys: str) -> None:
+    """Refuse what is not an object with exactly these keys."""
+    if not isinstance(value, dict) or set(value) != set(keys):
+        raise ValueError(f"expected an object with exactly the keys {', '.join(keys)}")
+
+
+def task_entry(value: Any) -> dict[str, Any]:
+    """What the manifest says of a task, each of exactly its type and in its range."""
+    expect_keys(value, "name", "classes", "density", "accuracy", "learned")
+    name, classes, density = value["name"], value["classes"], value["density"]
+    texts = [name, *classes] if isinstance(classes, list) else [None]
+    if not all(isinstance(text, str) and text and text.encode() for text in texts):
+        raise ValueError("a task needs a name and a list of class names")
+    if not 1 <= len(classes) <= MAX_CLASSES or len(set(classes)) != len(classes):
+        raise ValueError(f"task {name!r} needs 1 to {MAX_CLASSES} different classes")
+    if type(density) is not float or not 0 <= density <= 1:
+        raise ValueError(f"task {name!r} has density {density!r}; it lies between 0.0 and 1.0")
+    for key in ("accuracy", "learned"):
+        known = value[key]
+        if known is not None and (type(known) is not float or not 0 <= known <= 100):
+            raise ValueError(f"task {name!r} has {key} {known!r}; it lies between 0.0 and 100.0, or is null")
+    return {**value, "classes": tuple(classes)}

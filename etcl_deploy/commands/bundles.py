@@ -1,0 +1,93 @@
+"""Bundles: made from a run, looked into, checked, and brought up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from etcl_deploy.commands.console import BundleFile, DataRoot, Json, err, show
+
+Encoding = Annotated[
+    Literal["coded", "packed"], typer.Option(help="Masks: small, to be shipped, or a bit a weight, to be mapped.")
+]
+Precision = Annotated[
+    Literal["fp32", "fp16", "int8"], typer.Option(help="Weights and heads; below fp32 accuracy is measured again.")
+]
+
+
+def bundle(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory; or a bundle, to be encoded anew.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, x.etcl.")],
+    encoding: Encoding = "coded",
+    precision: Precision = "fp32",
+    data_root: DataRoot = None,
+    as_json: Json = False,
+) -> None:
+    """Write one file with everything needed to predict."""
+    from etcl_deploy.bundle.bundle import load_bundle
+    from etcl_deploy.deploy import bundle_run, write_bundle
+    from etcl_deploy.learn.directory import load
+    from etcl_deploy.origins import tasks_of
+
+    if run.is_file():
+        if precision != "fp32":
+            raise typer.BadParameter("a bundle keeps the precision it has; name the run it was made from")
+        write_bundle(load_bundle(run), output, encoding)
+    else:
+        stored = load(run)
+        tasks = [] if precision == "fp32" else tasks_of(stored, err.print, data_root)
+        bundle_run(stored.run, stored.config, output, encoding, precision, {task.name: task.test for task in tasks})
+    inspect(output, as_json)
+
+
+def inspect(path: BundleFile, as_json: Json = False) -> None:
+    """What is inside a bundle: bytes by part and by task."""
+    from etcl_deploy.bundle.bundle import load_bundle
+    from etcl_deploy.bundle.summary import summarize
+    from etcl_deploy.render import bundle_report
+
+    info = summarize(load_bundle(path), path)
+    show(info, as_json=as_json, picture=bundle_report(info))
+
+
+def verify(path: BundleFile, as_json: Json = False) -> None:
+    """Check every digest of a bundle."""
+    from etcl_deploy.bundle.bundle import load_bundle
+
+    loaded = load_bundle(path)
+    result = {"file": str(path), "ok": True, "digest": loaded.digest, "tasks": list(loaded.tasks)}
+    line = f"{path}: {len(loaded.tasks)} tasks, every digest is right"
+    show(result, as_json=as_json, picture=line)
+
+
+def delta(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="A bundle that is out there.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="A bundle of the same run with further tasks.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    as_json: Json = False,
+) -> None:
+    """Write what later tasks added to a bundle, to be applied to the old one."""
+    from etcl_deploy.bundle.bundle import save
+    from etcl_deploy.bundle.delta import make_delta
+    from etcl_deploy.render import size
+
+    save(output, make_delta(old, new))
+    small, large = output.stat().st_size, new.stat().st_size
+    result = {"file": str(output), "bytes": small, "new": large}
+    show(result, as_json=as_json, picture=f"{output}: {size(small)} instead of {size(large)}")
+
+
+def apply(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="The bundle the delta was made for.")],
+    change: Annotated[Path, typer.Argument(metavar="DELTA", help="What `etcl delta` wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, x.etcl.")],
+    as_json: Json = False,
+) -> None:
+    """Make the new bundle of an old one and a delta, byte for byte."""
+    from etcl_deploy.bundle.bundle import save
+    from etcl_deploy.bundle.delta import apply_delta
+
+    save(output, apply_delta(old, change))
+    verify(output, as_json)

@@ -1,0 +1,40 @@
+"""Bundles made up from random numbers: nothing is learned, everything is there."""
+
+from __future__ import annotations
+
+import torch
+
+from etcl_deploy.bundle.bundle import Bundle, BundledTask
+from etcl_deploy.bundle.layout import Layout
+from etcl_deploy.bundle.precision import reduce
+from etcl_deploy.learn.backbones import BACKBONES
+from etcl_deploy.preprocessing import Preprocessing
+
+
+def made_bundle(
+    tasks: int, backbone: str = "fcn3", width: int = 5, side: int = 4, density: float = 0.4, precision: str = "fp32"
+) -> Bundle:
+    """Tasks whose masks each differ a little from the one before; the same at every call."""
+    chance = torch.Generator().manual_seed(0)
+    preprocessing = Preprocessing(side, side, 1)
+    plan = BACKBONES[backbone]((1, side, side), width)
+    plan = plan.without(plan.dropouts)
+    layout = Layout(plan)
+    weights = torch.randn(layout.weight_count, generator=chance) / 4
+    masks: list[torch.Tensor] = []
+    made = {}
+    for number in range(tasks):
+        mask = torch.rand(layout.weight_count, generator=chance) < density
+        if masks:
+            mask = torch.where(torch.rand(layout.weight_count, generator=chance) < 0.2, mask, masks[-1])
+        masks.append(mask)
+        name, classes = f"täsk {number}", tuple(f"class {n}" for n in range(2 + number % 3))
+        head = {key: torch.randn(shape, generator=chance) for key, shape in layout.head(len(classes)).items()}
+        rows = torch.full((len(classes),), plan.features, dtype=torch.int64)
+        weight, own = reduce(head["weight"].flatten(), precision, rows)
+        head["weight"] = weight.view(head["weight"].shape)
+        head |= {} if own is None else {"scale": own}
+        norm = torch.rand(layout.norm_count, generator=chance)
+        made[name] = BundledTask(name, classes, float(mask.float().mean()), 50.0 + number, 51.0 + number, norm, head)
+    stored, scale = reduce(torch.where(torch.stack(masks).any(0), weights, 0), precision, layout.channels)
+    return Bundle(backbone, plan, preprocessing, stored, scale, made, masks, {"recipe": "made up"})

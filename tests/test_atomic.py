@@ -1,0 +1,93 @@
+"""A file is replaced as a whole, whenever the process that does it is killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from etcl_deploy import atomic
+
+# Ends without a word before or after the n-th call that touches the disk, or in the middle of a write.
+CHILD = """
+import os, sys, tempfile
+from pathlib import Path
+from etcl_deploy import atomic
+
+path, data, last = Path(sys.argv[1]), Path(sys.argv[2]).read_bytes(), int(sys.argv[3])
+calls = 0
+
+def step():
+    global calls
+    calls += 1
+    if calls == last:
+        os._exit(9)
+
+def deadly(function):
+    def called(*words, **more):
+        step()
+        result = function(*words, **more)
+        step()
+        return result
+    return called
+
+def write_bytes(self, content):
+    with self.open("wb") as file:
+        for part in (content[: len(content) // 2], content[len(content) // 2 :]):
+            step()
+            file.write(part)
+            file.flush()
+    step()
+
+for place, name in ((tempfile, "mkstemp"), (os, "fsync"), (Path, "chmod"), (Path, "replace"), (Path, "unlink")):
+    setattr(place, name, deadly(getattr(place, name)))
+Path.write_bytes = write_bytes
+atomic.write_bytes(path, data)
+"""
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_killed_at_any_moment(tmp_path: Path, there: bool) -> None:
+    """The old file or the new one, never neither; and the next writer leaves nothing behind."""
+    new = tmp_path / "new"
+    new.write_bytes(bytes(range(256)) * 40)
+    old = b"old" * 1000 if there else None
+    for last in count(1):
+        folder = tmp_path / str(last)
+        folder.mkdir()
+        path = folder / "x [1].etcl"
+        if old:
+            path.write_bytes(old)
+        done = subprocess.run([sys.executable, "-c", CHILD, path, new, str(last)], check=False)
+        if done.returncode == 0:
+            break
+        assert done.returncode == 9
+        assert (path.read_bytes() if path.exists() else None) in (old, new.read_bytes())
+        atomic.write_bytes(path, b"next")
+        assert path.read_bytes() == b"next"
+        assert list(folder.iterdir()) == [path]
+    assert last > 12, "it was killed at many places"
+    assert path.read_bytes() == new.read_bytes() and list(folder.iterdir()) == [path]
+
+
+def test_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """What another process is writing right now is not taken for a leftover."""
+    path = tmp_path / "x.etcl"
+    with atomic.replacing(path) as first:
+        first.write_bytes(b"first")
+        atomic.write_bytes(path, b"second")
+        assert path.read_bytes() == b"second" and first.exists()
+    assert path.read_bytes() == b"first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:
+    """And nothing else."""
+    path = tmp_path / "x.etcl"
+    path.write_bytes(b"old")
+    with pytest.raises(RuntimeError), atomic.replacing(path) as temporary:
+        temporary.write_bytes(b"half")
+        raise RuntimeError
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

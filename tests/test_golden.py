@@ -1,0 +1,62 @@
+"""Files written once, with the first version of the format: every later one must read them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from conftest import ROOT
+from made import made_bundle
+
+from etcl_deploy.bundle.bundle import load_bundle, to_bytes
+from etcl_deploy.bundle.delta import apply_delta, make_delta
+from etcl_deploy.runtime.predictor import Predictor
+
+GOLDEN = ROOT / "tests" / "golden"
+NAMES = [f"{encoding}-{precision}" for encoding in ("coded", "packed") for precision in ("fp32", "fp16", "int8")]
+
+
+def pixels() -> torch.Tensor:
+    return (torch.arange(3 * 16) * 37 % 256).to(torch.uint8).view(3, 4, 4, 1)
+
+
+def write() -> None:
+    """How these files were made, once and never again: python -c 'import test_golden; test_golden.write()'."""
+    GOLDEN.mkdir()
+    answers = {}
+    for name in NAMES:
+        encoding, precision = name.split("-")
+        for count in (3, 7):
+            bundle = made_bundle(count, precision=precision)
+            (GOLDEN / f"{name}-{count}.etcl").write_bytes(to_bytes(bundle, encoding))
+        predictor = Predictor(bundle)
+        answers[name] = {task: predictor.logits(task, pixels()).tolist() for task in bundle.tasks}
+        (GOLDEN / f"{name}.delta").write_bytes(make_delta(GOLDEN / f"{name}-3.etcl", GOLDEN / f"{name}-7.etcl"))
+    (GOLDEN / "answers.json").write_text(json.dumps(answers, indent=1, ensure_ascii=False) + "\n")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_old_bundles_answer_as_they_did(name: str) -> None:
+    """Every encoding and precision of format 1."""
+    bundle = load_bundle(GOLDEN / f"{name}-7.etcl")
+    answers = json.loads((GOLDEN / "answers.json").read_text("utf-8"))[name]
+    assert list(bundle.tasks) == list(answers) and f"{bundle.encoding}-{bundle.precision}" == name
+    for task, expected in answers.items():
+        torch.testing.assert_close(Predictor(bundle).logits(task, pixels()), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_old_deltas_apply(name: str) -> None:
+    """To the bytes they gave then."""
+    assert apply_delta(GOLDEN / f"{name}-3.etcl", GOLDEN / f"{name}.delta") == (GOLDEN / f"{name}-7.etcl").read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_content_still_gives_the_same_bytes(name: str) -> None:
+    """Read and written again, in either encoding."""
+    data = (GOLDEN / f"{name}-7.etcl").read_bytes()
+    bundle = load_bundle(GOLDEN / f"{name}-7.etcl")
+    assert to_bytes(bundle, bundle.encoding) == data
+    other = "packed" if bundle.encoding == "coded" else "coded"
+    assert to_bytes(bundle, other) == (GOLDEN / f"{other}-{bundle.precision}-7.etcl").read_bytes()

@@ -1,0 +1,71 @@
+"""Weights and heads in fewer bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Learned
+from made import made_bundle
+from test_cli import answer, fails
+
+from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.bundle.precision import expand, reduce
+from etcl_deploy.errors import BundleError
+
+
+@pytest.mark.parametrize(("precision", "error"), [("fp32", 0), ("fp16", 1e-3), ("int8", 1 / 250)])
+def test_what_comes_back_is_close(precision: str, error: float) -> None:
+    """Within the step of the precision, by row; rows of zeros stay zero."""
+    rows = torch.tensor([10, 300, 1, 20])
+    values = torch.randn(331, generator=torch.Generator().manual_seed(0)) * torch.repeat_interleave(
+        torch.tensor([0.0, 1.0, 50.0, 0.001]), rows
+    )
+    found = expand(*reduce(values, precision, rows), rows)
+    for row, back in zip(values.split(rows.tolist()), found.split(rows.tolist()), strict=True):
+        assert (row - back).abs().max() <= error * row.abs().max()
+    assert not found[:10].any()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """A weight beyond what half precision holds."""
+    with pytest.raises(BundleError, match="does not fit fp16"):
+        reduce(torch.tensor([1e6]), "fp16", torch.tensor([1]))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_accuracy_is_measured_again(learned: Learned, tmp_path: Path, precision: str) -> None:
+    """Both figures are in the file, beside each other; and it is smaller."""
+    path = tmp_path / "x.etcl"
+    info = answer("bundle", learned.directory, "--output", path, "--precision", precision)
+    bundle = load_bundle(path)
+    assert info["precision"] == bundle.precision == precision
+    last = learned.run.matrix[-1]
+    for task, before in zip(bundle.tasks.values(), last, strict=True):
+        assert task.learned == before
+        assert task.accuracy is not None and before is not None and abs(task.accuracy - before) < 3
+    assert path.stat().st_size < {"fp16": 0.65, "int8": 0.45}[precision] * learned.path.stat().st_size
+
+
+def test_a_bundle_keeps_its_precision(learned: Learned, tmp_path: Path) -> None:
+    """What was left out cannot be had back; encodings can be changed, without a bit being lost."""
+    path = tmp_path / "packed.etcl"
+    answer("bundle", learned.path, "--output", path, "--encoding", "packed")
+    assert load_bundle(path).encoding == "packed"
+    answer("bundle", path, "--output", tmp_path / "again.etcl")
+    assert (tmp_path / "again.etcl").read_bytes() == learned.path.read_bytes()
+    assert "keeps the precision it has" in fails("bundle", path, "-o", tmp_path / "h", "--precision", "fp16", code=2)
+
+
+def test_all_precisions_answer_alike() -> None:
+    """Of one network, nearly the same logits."""
+    from etcl_deploy.runtime.predictor import Predictor
+
+    pixels = torch.arange(16, dtype=torch.uint8).view(1, 4, 4, 1) * 16
+    exact, *others = (
+        Predictor(made_bundle(3, precision=precision)).logits("täsk 1", pixels)
+        for precision in ("fp32", "fp16", "int8")
+    )
+    for found, near in zip(others, (1e-2, 0.1), strict=True):
+        torch.testing.assert_close(found, exact, rtol=near, atol=near)
