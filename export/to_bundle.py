@@ -10,7 +10,7 @@ import torch
 
 from etcl_deploy.bundle.bundle import Bundle, BundledTask
 from etcl_deploy.bundle.layout import Layout, join
-from etcl_deploy.bundle.precision import reduce
+from etcl_deploy.bundle.precision import reduced_head, reduced_weights
 from etcl_deploy.errors import ExportError
 from etcl_deploy.learn import masks
 from etcl_deploy.learn.network import MaskedNetwork, TaskState
@@ -35,8 +35,8 @@ def bundle_of(
         step: torch.where(masks.union(state.masks[step] for state in states), layer.weight.detach(), 0).cpu()
         for step, layer in network.masked_layers.items()
     }
-    stored, scale = reduce(join(weights, layout.weights), precision, layout.channels)
     bits = [torch.cat([state.masks[step].flatten().cpu() for step in layout.weights]) for state in states]
+    stored, scale = reduced_weights(join(weights, layout.weights), precision, bits, layout)
     tasks = {state.name: _bundled(layout, state, accuracies.get(state.name), precision) for state in states}
     return Bundle(backbone, plan, network.preprocessing, stored, scale, tasks, bits, about)
 
@@ -44,13 +44,9 @@ def bundle_of(
 def _bundled(layout: Layout, state: TaskState, accuracy: float | None, precision: str) -> BundledTask:
     norms = {step.name: state.norms[step.name].as_affine(step.settings["eps"]).cpu() for step in layout.plan.norms}
     head = {key: value.detach().cpu() for key, value in state.head.items()}
-    rows = torch.full((len(state.classes),), layout.plan.features, dtype=torch.int64)
-    weight, scale = reduce(head["weight"].flatten(), precision, rows)
-    head["weight"] = weight.view(head["weight"].shape)
-    if scale is not None:
-        head["scale"] = scale
     density = masks.density(state.masks.values())
-    return BundledTask(state.name, state.classes, density, accuracy, accuracy, join(norms, layout.norms), head)
+    norm = join(norms, layout.norms)
+    return BundledTask(state.name, state.classes, density, accuracy, accuracy, norm, reduced_head(head, precision))
 
 
 def with_accuracies(bundle: Bundle, found: Mapping[str, float | None]) -> Bundle:

@@ -6,7 +6,7 @@ import torch
 
 from etcl_deploy.bundle.bundle import Bundle, BundledTask
 from etcl_deploy.bundle.layout import Layout
-from etcl_deploy.bundle.precision import reduce
+from etcl_deploy.bundle.precision import reduced_head, reduced_weights
 from etcl_deploy.learn.backbones import BACKBONES
 from etcl_deploy.preprocessing import Preprocessing
 
@@ -30,11 +30,9 @@ def made_bundle(
         masks.append(mask)
         name, classes = f"täsk {number}", tuple(f"class {n}" for n in range(2 + number % 3))
         head = {key: torch.randn(shape, generator=chance) for key, shape in layout.head(len(classes)).items()}
-        rows = torch.full((len(classes),), plan.features, dtype=torch.int64)
-        weight, own = reduce(head["weight"].flatten(), precision, rows)
-        head["weight"] = weight.view(head["weight"].shape)
-        head |= {} if own is None else {"scale": own}
         norm = torch.rand(layout.norm_count, generator=chance)
-        made[name] = BundledTask(name, classes, float(mask.float().mean()), 50.0 + number, 51.0 + number, norm, head)
-    stored, scale = reduce(torch.where(torch.stack(masks).any(0), weights, 0), precision, layout.channels)
+        density = float(mask.float().mean())
+        reduced = reduced_head(head, precision)
+        made[name] = BundledTask(name, classes, density, 50.0 + number, 51.0 + number, norm, reduced)
+    stored, scale = reduced_weights(torch.where(torch.stack(masks).any(0), weights, 0), precision, masks, layout)
     return Bundle(backbone, plan, preprocessing, stored, scale, made, masks, {"recipe": "made up"})

@@ -29,7 +29,7 @@ def test_a_bundle_holds_what_was_learned(learned: Learned) -> None:
     """Masks, norms, heads, classes, accuracy, and of the backbone what some task claims."""
     bundle, network = learned.bundle, learned.run.network
     assert list(bundle.tasks) == list(network.finished)
-    weights = split(bundle.weights(), bundle.layout.weights)
+    weights = split(bundle.weights, bundle.layout.weights)
     for name, layer in network.masked_layers.items():
         assert torch.equal(weights[name], torch.where(layer.claimed, layer.weight.detach(), 0))
     for position, (name, task) in enumerate(bundle.tasks.items()):

@@ -37,19 +37,19 @@ def tensors(masks: Sequence[np.ndarray]) -> list[torch.Tensor]:
 def test_every_mask_comes_back(sizes: list[int], tasks: int, density: float, change: float, seed: int) -> None:
     """Of any shapes and densities, none or many, in any order."""
     masks = related(sizes, tasks, density, change, seed)
-    used, owner, bits = code(tensors(masks), sizes)
+    used, owner, bits = code(tensors(masks), len(masks), sizes)
     assert np.array_equal(used.numpy(), np.any([np.zeros(sum(sizes), np.bool_), *masks], axis=0))
     store = CodedMasks(owner, bits, sizes)
     for number in reversed(range(tasks)):
         assert np.array_equal(store[number].numpy(), masks[number])
-    assert np.array_equal(store.owners.owner, Owners.of(masks, sizes).owner)
+    assert np.array_equal(store.owners.owner, Owners.of(masks, len(masks), sizes).owner)
 
 
 def test_hundreds_of_tasks() -> None:
     """Any of them is decoded by itself, over at most CHAIN others."""
     sizes = [300, 41]
     masks = related(sizes, 300, 0.2, 0.1, 0)
-    _, owner, bits = code(tensors(masks), sizes)
+    _, owner, bits = code(tensors(masks), len(masks), sizes)
     depths: list[int] = []
     for number, data in enumerate(bits):
         other = coded.reference_of(data.numpy().tobytes(), number)
@@ -63,12 +63,12 @@ def test_what_later_tasks_claim_is_told_apart() -> None:
     """Owners since a task, with those before it known, are the owners; what came before keeps its bytes."""
     sizes = [500, 77]
     masks = related(sizes, 6, 0.3, 0.2, 1)
-    whole = Owners.of(masks, sizes)
+    whole = Owners.of(masks, len(masks), sizes)
     later = coded.encode_owners(whole, since=4)
-    found = coded.decode_owners(later, 6, Owners.of(masks[:4], sizes))
+    found = coded.decode_owners(later, 6, Owners.of(masks[:4], 4, sizes))
     assert np.array_equal(found.owner, whole.owner)
-    _, _, first = code(tensors(masks[:4]), sizes)
-    _, _, both = code(tensors(masks), sizes)
+    _, _, first = code(tensors(masks[:4]), 4, sizes)
+    _, _, both = code(tensors(masks), len(masks), sizes)
     assert all(torch.equal(a, b) for a, b in zip(first, both, strict=False))
 
 
@@ -77,9 +77,9 @@ def test_related_masks_take_less() -> None:
     sizes = [20_000]
     masks = related(sizes, 2, 0.4, 0.05, 2)
     other = related(sizes, 1, 0.4, 0, 3)[0]
-    _, _, bits = code(tensors([masks[0], other, masks[1]]), sizes)
+    _, _, bits = code(tensors([masks[0], other, masks[1]]), 3, sizes)
     assert coded.reference_of(bits[2].numpy().tobytes(), 2) is None, "the owners say as much"
-    _, _, bits = code(tensors([other, masks[0], masks[1]]), sizes)
+    _, _, bits = code(tensors([other, masks[0], masks[1]]), 3, sizes)
     assert coded.reference_of(bits[2].numpy().tobytes(), 2) == 1
     assert len(bits[2]) < 0.4 * len(bits[1])
 
@@ -96,7 +96,7 @@ def test_nonsense_is_refused(data: bytes, reason: str) -> None:
     """With a reason, whatever it is."""
     sizes = [100]
     masks = related(sizes, 3, 0.4, 0.2, 4)
-    _, owner, bits = code(tensors(masks), sizes)
+    _, owner, bits = code(tensors(masks), len(masks), sizes)
     with pytest.raises((ValueError, BundleError), match=reason):
         _ = CodedMasks(owner, [*bits[:2], as_tensor(data)], sizes)[2]
 
@@ -105,7 +105,7 @@ def test_a_chain_that_is_too_long_is_refused() -> None:
     """Reading one task must not mean reading all."""
     sizes = [50]
     masks = related(sizes, CHAIN + 2, 0.5, 0.1, 5)
-    owners = Owners.of(masks, sizes)
+    owners = Owners.of(masks, len(masks), sizes)
     chain = [as_tensor(coded.encode_mask(owners, 0, owners.by_owner(masks[0]), {}))]
     for number in range(1, len(masks)):
         chain.append(as_tensor(number.to_bytes(2, "little") + bytes(40)))

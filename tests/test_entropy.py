@@ -82,8 +82,11 @@ def test_slots_add_up(level: int) -> None:
 def test_it_takes_what_the_entropy_says(density: float) -> None:
     """And hardly more; levels are close enough to any density."""
     bits, sizes, levels = batch_of([(100_000, density), (100_000, density * 0.9)], 1)
-    ones = np.array([bits[:100_000].sum(), bits[100_000:].sum()])
-    assert entropy.encode([(bits, sizes, levels)]).nbytes * 8 < 1.004 * entropy.cost(ones, sizes) + 64
+    shares = np.array([bits[:100_000].mean(), bits[100_000:].mean()])
+    bound = -100_000 * (shares * np.log2(shares) + (1 - shares) * np.log2(1 - shares)).sum()
+    found = entropy.encode([(bits, sizes, levels)]).nbytes * 8
+    assert bound < found + 8 and found < 1.004 * bound + 64
+    assert entropy.cost(shares * sizes, sizes) / entropy.SCALE == pytest.approx(bound, rel=0.004)
 
 
 def test_extremes_take_no_room() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from etcl_deploy.bundle.bundle import load_bundle
 
 bundle = load_bundle(sys.argv[1])
-total = float(bundle.weights().sum()) + sum(int(bundle.mask(name).sum()) for name in bundle.tasks)
+total = float(bundle.weights.sum()) + sum(int(bundle.mask(name).sum()) for name in bundle.tasks)
 print("ready", flush=True)
 for line in sys.stdin:
     sizes, here = {"Rss": 0, "Pss": 0}, False

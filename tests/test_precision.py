@@ -9,29 +9,51 @@ import torch
 from conftest import Learned
 from made import made_bundle
 from test_cli import answer, fails
+from test_delta import first_tasks, written
 
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.bundle.precision import expand, reduce
 from etcl_deploy.errors import BundleError
+from etcl_deploy.runtime.predictor import Predictor
 
 
 @pytest.mark.parametrize(("precision", "error"), [("fp32", 0), ("fp16", 1e-3), ("int8", 1 / 250)])
 def test_what_comes_back_is_close(precision: str, error: float) -> None:
     """Within the step of the precision, by row; rows of zeros stay zero."""
-    rows = torch.tensor([10, 300, 1, 20])
-    values = torch.randn(331, generator=torch.Generator().manual_seed(0)) * torch.repeat_interleave(
-        torch.tensor([0.0, 1.0, 50.0, 0.001]), rows
-    )
-    found = expand(*reduce(values, precision, rows), rows)
-    for row, back in zip(values.split(rows.tolist()), found.split(rows.tolist()), strict=True):
-        assert (row - back).abs().max() <= error * row.abs().max()
+    row = torch.repeat_interleave(torch.arange(4), torch.tensor([10, 300, 1, 20]))
+    values = torch.randn(331, generator=torch.Generator().manual_seed(0)) * torch.tensor([0.0, 1.0, 50.0, 0.001])[row]
+    found = expand(*reduce(values, precision, row, 4), row)
+    for number in range(4):
+        own, back = values[row == number], found[row == number]
+        assert (own - back).abs().max() <= error * own.abs().max()
     assert not found[:10].any()
 
 
 def test_what_does_not_fit_is_refused() -> None:
     """A weight beyond what half precision holds."""
     with pytest.raises(BundleError, match="does not fit fp16"):
-        reduce(torch.tensor([1e6]), "fp16", torch.tensor([1]))
+        reduce(torch.tensor([1e6]), "fp16", torch.tensor([0]), 1)
+
+
+def test_numbers_too_small_for_a_scale_are_nothing() -> None:
+    """A scale of 0 would make a file that nobody reads."""
+    stored, scale = reduce(torch.tensor([1e-44, -1e-44]), "int8", torch.tensor([0, 0]), 1)
+    assert not stored.any() and scale is not None and scale.tolist() == [1]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("encoding", ["coded", "packed"])
+def test_later_tasks_change_no_bit_of_earlier_answers(
+    learned: Learned, tmp_path: Path, encoding: str, precision: str
+) -> None:
+    """In no precision: what an earlier task owns is not rounded anew, though larger weights join its channels."""
+    pixels = learned.tasks[0].test.images[:20]
+    answers = []
+    for count in (2, 5):
+        path = written(first_tasks(learned, count, precision), tmp_path / f"{count}.etcl", encoding)
+        predictor = Predictor(load_bundle(path))
+        answers.append([predictor.logits(name, pixels) for name in list(predictor.bundle.tasks)[:2]])
+    assert all(torch.equal(before, after) for before, after in zip(*answers, strict=True))
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
@@ -60,8 +82,6 @@ def test_a_bundle_keeps_its_precision(learned: Learned, tmp_path: Path) -> None:
 
 def test_all_precisions_answer_alike() -> None:
     """Of one network, nearly the same logits."""
-    from etcl_deploy.runtime.predictor import Predictor
-
     pixels = torch.arange(16, dtype=torch.uint8).view(1, 4, 4, 1) * 16
     exact, *others = (
         Predictor(made_bundle(3, precision=precision)).logits("täsk 1", pixels)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from etcl_deploy import atomic
 from etcl_deploy.bundle import format
-from etcl_deploy.bundle.codec import pack, packed_size
+from etcl_deploy.bundle.codec import first_owner, pack, packed_size
 from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.bundle.masks import CodedMasks, Masks, PackedMasks, code
-from etcl_deploy.bundle.precision import PRECISIONS, expand
+from etcl_deploy.bundle.precision import PRECISIONS, expand, head_row
 from etcl_deploy.bundle.sections import Sections, expect_keys, read_head, task_entry
 from etcl_deploy.errors import BundleError, UnknownTaskError
 from etcl_deploy.plan import Plan, PlanError
@@ -24,7 +24,7 @@ from etcl_deploy.preprocessing import Preprocessing
 
 ENCODINGS = ("coded", "packed")
 MAX_TASKS = 65_534
-FEW, SPARSEST = 1024, 128  # with coded masks a network has at most FEW + SPARSEST times as many weights as are there
+FEW, SPARSEST = 1 << 22, 32  # with coded masks a network has at most FEW + SPARSEST times as many weights as are used
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ class BundledTask:
     def head_values(self) -> dict[str, Tensor]:
         """Weight and bias in single precision, copied."""
         weight, scale = self.head["weight"], self.head.get("scale")
-        rows = torch.full((len(weight),), weight.shape[1], dtype=torch.int64)
-        values = {"weight": expand(weight.flatten(), scale, rows).view(weight.shape).clone()}
+        values = {"weight": expand(weight, scale, head_row(*weight.shape)).clone()}
         return {**values, "bias": self.head["bias"].clone()} if "bias" in self.head else values
 
 
@@ -60,7 +59,7 @@ class Bundle:
     plan: Plan
     preprocessing: Preprocessing
     stored: Tensor  # the weights as they are kept: all of them, or where masks are coded those some task selects
-    scale: Tensor | None  # of every output channel, for int8
+    scale: Tensor | None  # for int8: of every task and output channel, for the weights the task owns
     tasks: Mapping[str, BundledTask]
     masks: Masks
     run: Mapping[str, Any]
@@ -114,22 +113,33 @@ class Bundle:
         whole[used] = self.stored
         return whole
 
+    @cached_property
     def weights(self) -> Tensor:
-        """All weights in single precision, all steps in a row."""
-        return expand(self.kept, self.scale, self.layout.channels)
+        """All weights in single precision, all steps in a row; where they are kept so, they are not copied."""
+        if self.scale is None:
+            return self.kept.float()
+        row = self.layout.scale_row(self._owner(), len(self.tasks))
+        return expand(self.kept, self.scale.flatten(), row)
+
+    def _owner(self) -> Tensor:
+        """Which task owns each weight."""
+        if isinstance(self.masks, CodedMasks):
+            return torch.from_numpy(self.masks.owners.owner.astype("int32"))
+        masks = (self.masks[number] for number in range(len(self.tasks)))
+        return first_owner(masks, len(self.tasks), self.layout.weight_count)
 
 
 def to_bytes(bundle: Bundle, encoding: str) -> bytes:
     """The bytes of the file that holds this bundle in an encoding."""
-    layout, names = bundle.layout, list(bundle.tasks)
-    masks = [bundle.masks[number] for number in range(len(names))]
+    count = len(bundle.tasks)
     sections = {}
     if encoding == "coded":
-        used, sections["backbone/owner"], bits = code(masks, layout.layers)
+        used, sections["backbone/owner"], bits = code(bundle.masks, count, bundle.layout.layers)
         sections["backbone/weight"] = bundle.kept[used]
+        check_share(bundle.layout.weight_count, len(sections["backbone/weight"]))
     else:
         sections["backbone/weight"] = bundle.kept
-        bits = [pack(mask) for mask in masks]
+        bits = [pack(bundle.masks[number]) for number in range(count)]
     if bundle.scale is not None:
         sections["backbone/scale"] = bundle.scale
     for number, (task, mask) in enumerate(zip(bundle.tasks.values(), bits, strict=True)):
@@ -144,6 +154,12 @@ def to_bytes(bundle: Bundle, encoding: str) -> bytes:
         "tasks": [task.entry() for task in bundle.tasks.values()],
     }
     return format.to_bytes(manifest, sections)
+
+
+def check_share(weights: int, used: int) -> None:
+    """Refuse coded masks that use so few weights that a small file would take a lot of memory to read."""
+    if weights > FEW + SPARSEST * used:
+        raise BundleError(f"of {weights} weights only {used} are used, too few for coded masks; packed ones hold them")
 
 
 def save(path: Path, data: bytes) -> None:
@@ -183,7 +199,7 @@ def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], diges
     left = Sections(sections, precision)
     coded = encoding == "coded"
     stored = left.weights("backbone/weight", None if coded else layout.weight_count)
-    scale = left.scale("backbone/scale", len(layout.channels))
+    scale = left.scale("backbone/scale", len(entries), layout.channel_count)
     bits, tasks = [], {}
     for number, entry in enumerate(entries):
         prefix = f"task/{number}"
@@ -193,8 +209,7 @@ def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], diges
         tasks[entry["name"]] = BundledTask(**entry, norm=norm, head=head)
     masks: Masks
     if coded:
-        if layout.weight_count > FEW + SPARSEST * len(stored):
-            raise ValueError(f"of {layout.weight_count} weights only {len(stored)} are there")
+        check_share(layout.weight_count, len(stored))
         masks = CodedMasks(left.bits("backbone/owner"), bits, layout.layers)
     else:
         masks = PackedMasks(bits, layout.weight_count)

@@ -1,10 +1,11 @@
-"""Bits to bytes and back. Pure.
+"""Bits to bytes and back; whose a weight was first. Pure.
 
 Packed: bit `i % 8` of byte `i // 8` is weight `i` of the flattened tensor; the unused bits of the last byte are 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 import torch
@@ -41,3 +42,11 @@ def check_padding(packed: Tensor, count: int) -> None:
     """Raise ValueError if a bit beyond the first `count` is set."""
     if count % 8 and int(packed[-1]) >> count % 8:
         raise ValueError("a padding bit of the mask is set")
+
+
+def first_owner(masks: Iterable[Tensor], tasks: int, weights: int) -> Tensor:
+    """For each weight the number of the first of the tasks' masks that selects it, int32; `tasks` where none does."""
+    owner = torch.full((weights,), tasks, dtype=torch.int32)
+    for number, mask in enumerate(masks):
+        owner = torch.where(mask & (owner == tasks), number, owner)
+    return owner

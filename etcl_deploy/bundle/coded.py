@@ -7,11 +7,11 @@ weights nobody owns yet, those it claims; a group (see entropy.py) is what is le
     fill        zeros to a multiple of four bytes
     words       uint32, little-endian, to the end
 
-A mask then follows from the owners but for the weights that earlier tasks own, and that is what is coded of it. A group
-is the weights of one layer whose owner came equally long ago (1, 2-3, 4-7, 8-15, ... tasks before), and that the
-*reference*, the mask of an earlier task, selects, or does not. First come all groups of those it does not select, then
-those it does; without a reference there are only the former. Inside, layer by layer, the oldest owner first; weights
-of one owner in their order. Groups without a weight are left out.
+A mask then follows from the owners but for the weights that earlier tasks own, and that is what is coded of it: a bit
+is set where the mask differs from its *reference*, the mask of an earlier task; without one, where it selects the
+weight. A group is the weights of one layer whose owner came equally long ago (1, 2-3, 4-7, 8-15, ... tasks before).
+Groups come layer by layer, the oldest owners first, and so do the weights inside them; those of one owner in their
+order. Groups without a weight are left out.
 
     reference   uint16, little-endian: 0 for none, else the number of the task from 1; an earlier one
     levels      uint8 [groups]
@@ -24,14 +24,16 @@ To decode one task it takes the owners, its own mask and those it refers to, CHA
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
+import torch
 
 from etcl_deploy.bundle import entropy
+from etcl_deploy.bundle.codec import first_owner
 
 REFERENCE = struct.Struct("<H")
 CHAIN = 4
@@ -48,12 +50,10 @@ class Owners:
     layers: tuple[int, ...]  # sizes
 
     @classmethod
-    def of(cls, masks: Sequence[np.ndarray], layers: Sequence[int]) -> Owners:
-        """Those of some masks, bool [weights]."""
-        owner = np.full(sum(layers), len(masks), dtype=np.uint16)
-        for task in reversed(range(len(masks))):
-            owner[masks[task]] = task
-        return cls(owner, len(masks), tuple(layers))
+    def of(cls, masks: Iterable[np.ndarray], tasks: int, layers: Sequence[int]) -> Owners:
+        """Those of the masks of so many tasks, bool [weights]."""
+        owner = first_owner((torch.from_numpy(mask) for mask in masks), tasks, sum(layers))
+        return cls(owner.numpy().astype(np.uint16), tasks, tuple(layers))
 
     @property
     def used(self) -> np.ndarray:
@@ -126,14 +126,10 @@ def encode_mask(owners: Owners, task: int, mask: np.ndarray, earlier: Mapping[in
     """A mask; its reference is the best of some earlier ones, by number, or none. All are in the order of owners."""
     places, sizes = owners.before(task)
     bits = _at(mask, places)
-    number, best = 0, (bits, sizes)
-    least = _cost(*best)
-    for candidate, other in earlier.items():
-        order, parts = _split(_at(other, places), sizes)
-        tried = (bits[order], parts)
-        if _cost(*tried) < least:
-            number, best, least = candidate + 1, tried, _cost(*tried)
-    return _written(REFERENCE.pack(number), [(*best, entropy.levels_for(_sums(*best), best[1]))])
+    choices = {0: bits, **{number + 1: bits ^ _at(other, places) for number, other in earlier.items()}}
+    number = min(choices, key=lambda choice: entropy.cost(_sums(choices[choice], sizes), sizes))
+    chosen = choices[number]
+    return _written(REFERENCE.pack(number), [(chosen, sizes, entropy.levels_for(_sums(chosen, sizes), sizes))])
 
 
 def reference_of(data: bytes, task: int) -> int | None:
@@ -149,10 +145,8 @@ def reference_of(data: bytes, task: int) -> int | None:
 def decode_mask(owners: Owners, task: int, data: bytes, other: np.ndarray | None) -> np.ndarray:
     """The mask that was encoded; `other` is the one it refers to. Anything else is a ValueError."""
     places, sizes = owners.before(task)
-    order, parts = (slice(None), sizes) if other is None else _split(_at(other, places), sizes)
-    levels, decoder = _opened(data, REFERENCE.size, len(parts))
-    bits = np.empty(sizes.sum(), dtype=np.bool_)
-    bits[order] = decoder.take(parts, levels)
+    levels, decoder = _opened(data, REFERENCE.size, len(sizes))
+    bits = decoder.take(sizes, levels)
     decoder.finish()
     mask = np.zeros(len(owners.owner), dtype=np.bool_)
     done = 0
@@ -160,6 +154,8 @@ def decode_mask(owners: Owners, task: int, data: bytes, other: np.ndarray | None
         mask[start:end] = True  # what is its own
         count = place.stop - place.start
         mask[place] = bits[done : done + count]
+        if other is not None:
+            mask[place] ^= other[place]
         done += count
     return mask
 
@@ -179,24 +175,12 @@ def _at(mask: np.ndarray, places: Sequence[slice]) -> np.ndarray:
     return np.concatenate([np.empty(0, dtype=np.bool_), *(mask[place] for place in places)])
 
 
-def _split(selected: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The order that has all that is not selected first, and the sizes of the groups then."""
-    chosen = _sums(selected, sizes)
-    parts = np.concatenate([sizes - chosen, chosen])
-    return np.concatenate([np.flatnonzero(~selected), np.flatnonzero(selected)]), parts[parts > 0]
-
-
 def _sums(bits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """How many bits of each group are set."""
     ends = np.cumsum(sizes)
     counts = np.concatenate([[0], np.cumsum(bits)])
     sums: np.ndarray = counts[ends] - counts[ends - sizes]
     return sums
-
-
-def _cost(bits: np.ndarray, sizes: np.ndarray) -> float:
-    """What it takes to tell the bits, in bits: themselves and the levels of the groups."""
-    return entropy.cost(_sums(bits, sizes), sizes) + 8 * len(sizes)
 
 
 def _sizes(places: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -11,9 +11,8 @@ A delta is a file as `format` describes, under the key `etcl-delta`. Its manifes
 Its sections, with `<i>` the number of a task of the new bundle; masks are as in coded.py, whatever the encoding:
 
     owner                     U8, which of the weights nobody owned are owned by the new tasks
-    weight                    those weights, as the bundle keeps them; with int8 also all others that some task uses of
-                              a channel whose scale has changed
-    scale                     F32, with int8: of all channels
+    weight                    those weights, as the bundle keeps them
+    scale                     F32 [new tasks, channels], with int8: their scales
     task/<i>/mask, norm, head/...     of every new task
     task/<i>/head/...                 of an old task whose head has changed since
 """
@@ -47,10 +46,9 @@ def make_delta(old_path: Path, new_path: Path) -> bytes:
     data = to_bytes(new, new.encoding)
     if data != new_path.read_bytes():
         raise BundleError(f"{new_path} was written by another version of etcl_deploy; bundle its run again")
-    owners = Owners.of(masks, new.layout.layers)
-    added = _added(owners, first, old, new.scale)
-    sections = {"owner": as_tensor(coded.encode_owners(owners, first)), "weight": new.kept[added]}
-    sections |= {} if new.scale is None else {"scale": new.scale}
+    owners = Owners.of(masks, len(masks), new.layout.layers)
+    sections = {"owner": as_tensor(coded.encode_owners(owners, first)), "weight": new.kept[_added(owners, first)]}
+    sections |= {} if new.scale is None else {"scale": new.scale[first:]}
     for number, task in enumerate(new.tasks.values()):
         known = old.tasks.get(task.name)
         if known is None:
@@ -93,7 +91,7 @@ def _joined(old: Bundle, manifest: Mapping[str, Any], sections: Mapping[str, Ten
     first = len(masks)
     if [entry["name"] for entry in listed[:first]] != list(old.tasks):
         raise ValueError("it does not begin with the tasks of the old bundle")
-    before = Owners.of(masks, layout.layers)
+    before = Owners.of(masks, first, layout.layers)
     owners = coded.decode_owners(left.bits("owner").numpy().tobytes(), len(listed), before)
     tasks: dict[str, BundledTask] = {}
     for number, entry in enumerate(listed):
@@ -109,8 +107,9 @@ def _joined(old: Bundle, manifest: Mapping[str, Any], sections: Mapping[str, Ten
         changed = known is None or f"{prefix}/head/weight" in sections
         head = read_head(left, prefix, len(entry["classes"]), old.plan) if changed or known is None else known.head
         tasks[entry["name"]] = BundledTask(**entry, norm=norm, head=head)
-    scale = left.scale("scale", len(layout.channels))
-    added = _added(owners, first, old, scale)
+    more = left.scale("scale", len(listed) - first, layout.channel_count)
+    scale = None if old.scale is None or more is None else torch.cat([old.scale, more])
+    added = _added(owners, first)
     kept = old.kept.clone()
     kept[added] = left.weights("weight", int(added.sum()))
     left.finish()
@@ -131,19 +130,18 @@ def _check_follows(old: Bundle, new: Bundle, before: list[np.ndarray], masks: li
         a, b = old.tasks[name], new.tasks[name]
         if a.classes != b.classes or not np.array_equal(mine, theirs) or not torch.equal(a.norm, b.norm):
             raise BundleError(f"task {name!r} is another one in the new bundle: the two are not of one run")
-    owners = Owners.of(before, old.layout.layers)
-    stay = torch.from_numpy(owners.used) & ~_added(owners, len(names), old, new.scale)
-    if not torch.equal(old.kept[stay], new.kept[stay]):
+    stay = torch.from_numpy(Owners.of(before, len(before), old.layout.layers).used)
+    if not torch.equal(old.kept[stay], new.kept[stay]) or not _same_scales(old, new):
         raise BundleError("the weights of the old tasks are others in the new bundle: the two are not of one run")
 
 
-def _added(owners: Owners, first: int, old: Bundle, scale: Tensor | None) -> Tensor:
-    """Which weights the old bundle does not have as the new one does: of new owners, or of a new scale."""
-    changed = torch.from_numpy(owners.used & (owners.owner >= first))
-    if scale is not None and old.scale is not None:
-        rescaled = torch.repeat_interleave(scale != old.scale, old.layout.channels)
-        changed |= rescaled & torch.from_numpy(owners.used)
-    return changed
+def _added(owners: Owners, first: int) -> Tensor:
+    """Which weights the old bundle does not have: those of new owners."""
+    return torch.from_numpy(owners.used & (owners.owner >= first))
+
+
+def _same_scales(old: Bundle, new: Bundle) -> bool:
+    return old.scale is None or new.scale is None or torch.equal(old.scale, new.scale[: len(old.scale)])
 
 
 def _masks(bundle: Bundle) -> list[np.ndarray]:

@@ -48,12 +48,16 @@ def levels_for(ones: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return levels
 
 
-def cost(ones: np.ndarray, sizes: np.ndarray) -> float:
-    """The entropy of groups with so many ones, in bits."""
-    share = ones / np.maximum(sizes, 1)
-    rest = 1 - share
-    logs = np.log2(np.where(share > 0, share, 1)), np.log2(np.where(rest > 0, rest, 1))
-    return float(-(sizes * (share * logs[0] + rest * logs[1])).sum())
+# What a zero and a one cost at each level, in parts of 2 ** -16 bits; levels 0 and 64 have but one of them, for nothing.
+PRICES = np.array(
+    [[round(-SCALE * math.log2(max(1, part) / SCALE)) for part in (SCALE - p, p)] for p in map(probability, range(65))]
+)
+
+
+def cost(ones: np.ndarray, sizes: np.ndarray) -> int:
+    """What groups with so many ones cost, in parts of 2 ** -16 bits: whole numbers, the same on every machine."""
+    zero, one = PRICES[levels_for(ones, sizes)].T
+    return int((zero * (sizes - ones) + one * ones).sum())
 
 
 def encode(batches: Sequence[Batch]) -> np.ndarray:

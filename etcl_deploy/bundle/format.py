@@ -22,7 +22,8 @@ F16 or I8, as the precision says. `<i>` is a task's position in `tasks`, from 0.
 
     backbone/weight           P [weights], 0 where no task selects one; coded: P [used], only those some task selects
     backbone/owner            U8, coded only: which task first selects each weight, see `etcl_deploy.bundle.coded`
-    backbone/scale            F32 [channels], int8 only: what each output channel of each step is multiplied by
+    backbone/scale            F32 [tasks, channels], int8 only: what a weight is multiplied by, by its owner (the first
+                              task that selects it) and its output channel; the channels of all steps in their order
     task/<i>/mask             U8, one bit a weight (`etcl_deploy.bundle.codec`); coded: `etcl_deploy.bundle.coded`
     task/<i>/norm             F32: for every normalization step in order, first all it multiplies by, then all it adds
                               (batch statistics are in them; a group or layer norm divides by the item's own deviation
@@ -37,8 +38,9 @@ tensor; numbers that are not finite, scales that are not above 0. The bundle's o
 covers all sections.
 
 What a reader may be asked to hold is bounded. Plans have limits (`etcl_deploy.plan`, `etcl_deploy.operations`); there
-are at most 65,534 tasks of 100,000 classes; a coded bundle has at most 1,024 + 128 * used weights, else it is refused
-before anything is decoded. Reading one task takes at most 64 MB, 3 times the file, and 64 bytes a weight.
+are at most 65,534 tasks of 100,000 classes; the header has at most 100 million bytes; a coded bundle has at most
+4,194,304 + 32 * used weights, else it is refused before anything is decoded. Reading one task takes at most 64 MB, 3
+times the file, 64 times its header, and 64 bytes a weight.
 
 The same content gives the same bytes: safetensors orders the tensors, and one metadata key has only one order.
 

@@ -47,9 +47,18 @@ class Layout:
         return sum(prod(shape) for shape in self.norms.values())
 
     @cached_property
-    def channels(self) -> Tensor:
-        """How many weights each output channel has, step by step; what int8 has a scale for."""
-        return torch.tensor([prod(s[1:]) for s in self.weights.values() for _ in range(s[0])], dtype=torch.int64)
+    def channel_count(self) -> int:
+        """How many output channels all steps have."""
+        return sum(shape[0] for shape in self.weights.values())
+
+    def scale_row(self, owner: Tensor, tasks: int) -> Tensor:
+        """For each weight the row of its scale with int8: every task has one for each output channel, for what it owns.
+
+        So nothing an earlier task owns is rounded anew when a later one comes. Whatever nobody owns is 0 with any scale.
+        """
+        sizes = torch.tensor([prod(shape[1:]) for shape in self.weights.values() for _ in range(shape[0])])
+        channel = torch.repeat_interleave(torch.arange(self.channel_count), sizes.long())
+        return owner.clamp(max=tasks - 1) * self.channel_count + channel
 
     def head(self, classes: int) -> dict[str, Shape]:
         """The shapes of a head."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -66,7 +66,7 @@ class CodedMasks:
     def owners(self) -> Owners:
         """Which task owns each weight."""
         try:
-            return self._codec.decode_owners(self._data, len(self._coded), self._codec.Owners.of([], self._layers))
+            return self._codec.decode_owners(self._data, len(self._coded), self._codec.Owners.of([], 0, self._layers))
         except ValueError as error:
             raise BundleError(f"the bundle is damaged: section 'backbone/owner': {error}") from None
 
@@ -95,19 +95,22 @@ class CodedMasks:
         return self._ready[number]
 
 
-def code(masks: Sequence[Tensor], layers: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
+def code(masks: Masks, tasks: int, layers: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Which weights are used by some task, bool; then as uint8 who owns each, and every mask."""
     from etcl_deploy.bundle import coded as codec
 
-    owners = codec.Owners.of([mask.numpy() for mask in masks], layers)
-    ordered = [owners.by_owner(mask.numpy()) for mask in masks]
+    owners = codec.Owners.of((masks[number].numpy() for number in range(tasks)), tasks, layers)
     found: list[bytes] = []
 
+    @lru_cache(2 * codec.CANDIDATES)
+    def ordered(number: int) -> np.ndarray:
+        return owners.by_owner(masks[number].numpy())
+
     def encode(number: int, choice: Sequence[int]) -> int | None:
-        found.append(codec.encode_mask(owners, number, ordered[number], {other: ordered[other] for other in choice}))
+        found.append(codec.encode_mask(owners, number, ordered(number), {other: ordered(other) for other in choice}))
         return codec.reference_of(found[-1], number)
 
-    codec.choose_references(encode, len(ordered))
+    codec.choose_references(encode, tasks)
     return torch.from_numpy(owners.used), as_tensor(codec.encode_owners(owners)), [as_tensor(data) for data in found]
 
 

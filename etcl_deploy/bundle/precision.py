@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
+from etcl_deploy.bundle.codec import first_owner
+from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.errors import BundleError
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 LARGEST = 127
 
 
-def reduce(values: Tensor, precision: str, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Flat float32 values in a precision, and for int8 the scale of every row; `rows` says how long each is."""
+def reduce(values: Tensor, precision: str, row: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:
+    """float32 values in a precision, and for int8 the scale of each of so many rows; `row` says which a value is in."""
     if precision != "int8":
         reduced = values.to(PRECISIONS[precision])
         if not reduced.isfinite().all():
             raise BundleError(f"a weight of {values.abs().max():.3g} does not fit {precision}; fp32 holds it")
         return reduced, None
-    row = torch.repeat_interleave(torch.arange(len(rows)), rows)
-    largest = torch.zeros(len(rows)).scatter_reduce(0, row, values.abs(), "amax")
-    scale = torch.where(largest > 0, largest / LARGEST, 1)
+    largest = torch.zeros(rows).scatter_reduce(0, row.flatten(), values.abs().flatten(), "amax")
+    # Whatever is too small to be told from nothing is nothing, so that no scale is 0.
+    scale = torch.where(largest > 1e-30, largest / LARGEST, 1)
     return (values / scale[row]).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
 
 
-def expand(values: Tensor, scale: Tensor | None, rows: Tensor) -> Tensor:
+def expand(values: Tensor, scale: Tensor | None, row: Tensor) -> Tensor:
     """The float32 values that reduced ones stand for; what is in float32 already is not copied."""
-    if scale is None:
-        return values.float()
-    return values.float() * torch.repeat_interleave(scale, rows)
+    return values.float() if scale is None else values.float() * scale[row]
+
+
+def reduced_weights(
+    weights: Tensor, precision: str, masks: Sequence[Tensor], layout: Layout
+) -> tuple[Tensor, Tensor | None]:
+    """The weights of a backbone in a precision; for int8 also the scales [tasks, channels]."""
+    owner = first_owner(masks, len(masks), len(weights))
+    row = layout.scale_row(owner, len(masks))
+    stored, scale = reduce(weights, precision, row, len(masks) * layout.channel_count)
+    return stored, None if scale is None else scale.view(len(masks), -1)
+
+
+def reduced_head(head: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
+    """A head in a precision; for int8 with the scale of every class."""
+    classes, features = head["weight"].shape
+    weight, scale = reduce(head["weight"], precision, head_row(classes, features), classes)
+    return {**head, "weight": weight, **({} if scale is None else {"scale": scale})}
+
+
+def head_row(classes: int, features: int) -> Tensor:
+    """The row of every value of a head: its class."""
+    return torch.arange(classes).unsqueeze(1).expand(classes, features)

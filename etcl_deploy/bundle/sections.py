@@ -30,11 +30,11 @@ class Sections:
         """Numbers in single precision."""
         return self._take(name, shape, torch.float32)
 
-    def scale(self, name: str, rows: int) -> Tensor | None:
+    def scale(self, name: str, *shape: int) -> Tensor | None:
         """What rows of int8 are multiplied by; None in other precisions."""
         if self._precision != "int8":
             return None
-        found = self.numbers(name, rows)
+        found = self.numbers(name, *shape)
         if not (found > 0).all():
             raise ValueError(f"section {name!r} holds a scale that is not above 0")
         return found

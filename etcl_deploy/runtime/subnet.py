@@ -52,7 +52,7 @@ def materialize(bundle: Bundle, name: str) -> Subnet:
     """The network of one task."""
     task, plan, layout = bundle.task(name), bundle.plan, bundle.layout
     folded = _foldable(plan)
-    selected = split(torch.where(bundle.mask(name), bundle.weights(), 0), layout.weights)
+    selected = split(torch.where(bundle.mask(name), bundle.weights, 0), layout.weights)
     norms = split(task.norm, layout.norms)
     weights: dict[str, Tensor] = {}
     for step in plan.steps:
