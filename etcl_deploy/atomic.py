@@ -28,13 +28,9 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _tidy(path)
-    # A dot keeps the half-written file out of listings; the ending stays, as some writers look at it.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.{MARK}", suffix=path.suffix)
-    temporary = Path(name)
+    handle, temporary = _held(path)
     try:
-        if fcntl:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed, or this process ends
-        else:
+        if not fcntl:
             os.close(handle)  # an open file could not be renamed
         yield temporary
         _flush(temporary)
@@ -69,6 +65,18 @@ def locked(directory: Path, *, wait: bool = False) -> Iterator[None]:
             except BlockingIOError:
                 raise RunError(f"another process is at work in {directory}") from None
         yield
+
+
+def _held(path: Path) -> tuple[int, Path]:
+    """A new file beside `path`, open, and locked until it is closed or this process ends."""
+    while True:
+        # A dot keeps the half-written file out of listings; the ending stays, as some writers look at it.
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.{MARK}", suffix=path.suffix)
+        if fcntl:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle, Path(name)
+        os.close(handle)  # before it was locked, somebody tidied it away
 
 
 def _tidy(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.bar import Bar
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -171,21 +172,34 @@ def transfer_report(summary: Mapping[str, Any]) -> RenderableType:
 
 def bundle_report(info: Mapping[str, Any]) -> RenderableType:
     """Bytes by part, with bars, and by task."""
-    parts = table("part", ">bytes", ">share", "", title=f"{info['backbone']} bundle")
-    total = info["bytes"]["total"]
+    title = f"{info['backbone']} bundle, masks {info['encoding']}, weights {info['precision']}"
+    parts = table("part", ">bytes", ">of dense", "", title=title)
+    total, dense = info["bytes"]["total"], info["separate"]
     for part in ("backbone", "masks", "heads", "norms", "manifest"):
-        count = info["bytes"][part]
-        parts.add_row(part, size(count), f"{count / total:.1%}", "█" * round(30 * count / total))
-    parts.add_row("total", size(total), "", "", style="bold")
-    tasks = table("task", ">classes", ">accuracy", ">density", ">mask", ">head", ">norm", ">total")
+        parts.add_row(part, *_beside(info["bytes"][part], dense))
+    parts.add_section()
+    parts.add_row("bundle", *_beside(total, dense), style="bold")
+    parts.add_row(f"{len(info['tasks'])} dense models", *_beside(dense, dense))
+    densities = sorted({f"{task['density']:.2f}" for task in info["tasks"]})
+    norm = size(info["tasks"][0]["bytes"]["norm"])  # as large for every task
+    title = f"tasks, density {' to '.join(densities[:: max(1, len(densities) - 1)])}, normalization {norm} each"
+    tasks = table("task", ">accuracy %", ">mask", ">head", ">all", ">of dense", "", title=title)
     for task in info["tasks"]:
-        accuracy = "-" if task["accuracy"] is None else f"{task['accuracy']:.1f}"
-        counts = (size(task["bytes"][part]) for part in ("mask", "head", "norm", "total"))
-        classes = str(len(task["classes"]))
-        tasks.add_row(task["name"], classes, accuracy, f"{task['density']:.2f}", *counts)
-    against = f"{total / info['separate']:.2f} of {len(info['tasks'])} separate dense models"
-    line = f"{size(total)}: {against} ({size(info['separate'])})"
-    return Group(parts, tasks, Text(line, style="bold"), Text(f"digest {info['digest']}", QUIET))
+        counts = (size(task["bytes"][part]) for part in ("mask", "head"))
+        beside = _beside(task["bytes"]["total"], dense / len(info["tasks"]), wide=6)
+        tasks.add_row(task["name"], _accuracy(task), *counts, *beside)
+    return Group(parts, tasks, Text(f"digest {info['digest']}", QUIET))
+
+
+def _beside(count: float, whole: float, *, wide: int = 24) -> tuple[str, str, Bar]:
+    """Bytes, their share of a whole, and the share as a bar."""
+    return size(count), f"{count / whole:.1%}", Bar(whole, 0, count, width=wide)
+
+
+def _accuracy(task: Mapping[str, Any]) -> str:
+    """That of a bundled task; and what it was before, where fewer bits may have changed it."""
+    now, before = ("-" if task[key] is None else f"{task[key]:.1f}" for key in ("accuracy", "learned"))
+    return now if now == before else f"{before} → {now}"
 
 
 def predictions_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from etcl_deploy.bundle import coded
 from etcl_deploy.bundle.coded import CHAIN, Owners
-from etcl_deploy.bundle.masks import CodedMasks, as_tensor, code
+from etcl_deploy.bundle.masks import CodedMasks, code
+from etcl_deploy.bundle.sections import as_tensor
 from etcl_deploy.errors import BundleError
 
 layers = st.lists(st.integers(0, 60), min_size=1, max_size=5)

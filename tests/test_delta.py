@@ -12,9 +12,10 @@ import torch
 from conftest import Learned
 from test_cli import answer, fails
 
-from etcl_deploy.bundle import format
+from etcl_deploy.bundle import format, values
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
 from etcl_deploy.bundle.delta import apply_delta, make_delta
+from etcl_deploy.bundle.sections import as_section
 from etcl_deploy.errors import BundleError
 from etcl_deploy.export.to_bundle import bundle_of
 
@@ -108,14 +109,16 @@ def test_a_damaged_delta_is_refused(learned: Learned, tmp_path: Path) -> None:
     manifest, sections, _ = format.read(path, format.DELTA)
     manifest = {key: value for key, value in json.loads(json.dumps(manifest)).items() if key != "sections"}
     whole = {name: tensor.clone() for name, tensor in sections.items()}
+    norm = values.decode(whole["task/2/norm"].numpy().tobytes(), torch.float32)
     wrong = [
         ({**manifest, "extra": 1}, whole, "exactly the keys"),
         ({**manifest, "tasks": manifest["tasks"][1:]}, whole, "does not begin with the tasks"),
-        (manifest, {**whole, "weight": whole["weight"][1:]}, "should be F32"),
+        (manifest, {**whole, "weight": whole["weight"][:-4]}, "'weight': its words do not end"),
+        (manifest, {**whole, "weight": as_section(torch.ones(7), coded=True)}, "should be F32"),
         (manifest, {**whole, "more": torch.zeros(1)}, "belongs to nothing"),
         (manifest, {name: tensor for name, tensor in whole.items() if name != "owner"}, "is missing"),
         (manifest, {**whole, "owner": whole["owner"][:-4]}, "do not end|cut off|does not describe"),
-        (manifest, {**whole, "task/2/norm": whole["task/2/norm"] + 1}, "another bundle than it states"),
+        (manifest, {**whole, "task/2/norm": as_section(norm + 1, coded=True)}, "another bundle than it states"),
     ]
     for about, content, reason in wrong:
         path.write_bytes(format.to_bytes(about, content, format.DELTA))

@@ -18,7 +18,7 @@ NAMES = [f"{encoding}-{precision}" for encoding in ("coded", "packed") for preci
 
 
 def pixels() -> torch.Tensor:
-    return (torch.arange(3 * 16) * 37 % 256).to(torch.uint8).view(3, 4, 4, 1)
+    return (torch.arange(3 * 36) * 37 % 256).to(torch.uint8).view(3, 6, 6, 1)
 
 
 def write() -> None:
@@ -28,7 +28,7 @@ def write() -> None:
     for name in NAMES:
         encoding, precision = name.split("-")
         for count in (3, 7):
-            bundle = made_bundle(count, precision=precision)
+            bundle = made_bundle(count, width=16, side=6, precision=precision)
             (GOLDEN / f"{name}-{count}.etcl").write_bytes(to_bytes(bundle, encoding))
         predictor = Predictor(bundle)
         answers[name] = {task: predictor.logits(task, pixels()).tolist() for task in bundle.tasks}

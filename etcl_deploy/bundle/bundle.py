@@ -17,7 +17,7 @@ from etcl_deploy.bundle.codec import first_owner, pack, packed_size
 from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.bundle.masks import CodedMasks, Masks, PackedMasks, code
 from etcl_deploy.bundle.precision import PRECISIONS, expand, head_row
-from etcl_deploy.bundle.sections import Sections, expect_keys, read_head, task_entry
+from etcl_deploy.bundle.sections import Sections, as_section, expect_keys, read_head, task_entry
 from etcl_deploy.errors import BundleError, UnknownTaskError
 from etcl_deploy.plan import Plan, PlanError
 from etcl_deploy.preprocessing import Preprocessing
@@ -131,20 +131,21 @@ class Bundle:
 
 def to_bytes(bundle: Bundle, encoding: str) -> bytes:
     """The bytes of the file that holds this bundle in an encoding."""
-    count = len(bundle.tasks)
-    sections = {}
-    if encoding == "coded":
+    count, coded = len(bundle.tasks), encoding == "coded"
+    sections, numbers = {}, {"backbone/weight": bundle.kept}
+    if coded:
         used, sections["backbone/owner"], bits = code(bundle.masks, count, bundle.layout.layers)
-        sections["backbone/weight"] = bundle.kept[used]
-        check_share(bundle.layout.weight_count, len(sections["backbone/weight"]))
+        numbers["backbone/weight"] = bundle.kept[used]
+        check_share(bundle.layout.weight_count, len(numbers["backbone/weight"]))
     else:
-        sections["backbone/weight"] = bundle.kept
         bits = [pack(bundle.masks[number]) for number in range(count)]
     if bundle.scale is not None:
-        sections["backbone/scale"] = bundle.scale
+        numbers["backbone/scale"] = bundle.scale
     for number, (task, mask) in enumerate(zip(bundle.tasks.values(), bits, strict=True)):
-        sections |= {f"task/{number}/mask": mask, f"task/{number}/norm": task.norm}
-        sections |= {f"task/{number}/head/{part}": tensor for part, tensor in task.head.items()}
+        sections[f"task/{number}/mask"] = mask
+        numbers[f"task/{number}/norm"] = task.norm
+        numbers |= {f"task/{number}/head/{part}": tensor for part, tensor in task.head.items()}
+    sections |= {name: as_section(tensor, coded=coded) for name, tensor in numbers.items()}
     manifest = {
         "backbone": {"name": bundle.backbone, "plan": bundle.plan.as_json()},
         "encoding": encoding,
@@ -196,8 +197,8 @@ def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], diges
         raise ValueError(f"it holds {len(entries)} tasks; 1 to {MAX_TASKS} are right")
     if len({entry["name"] for entry in entries}) != len(entries):
         raise ValueError("two tasks have the same name")
-    left = Sections(sections, precision)
     coded = encoding == "coded"
+    left = Sections(sections, precision, coded=coded)
     stored = left.weights("backbone/weight", None if coded else layout.weight_count)
     scale = left.scale("backbone/scale", len(entries), layout.channel_count)
     bits, tasks = [], {}

@@ -8,11 +8,11 @@ A delta is a file as `format` describes, under the key `etcl-delta`. Its manifes
     run, tasks      as in the manifest of that bundle
     sections        as in every manifest
 
-Its sections, with `<i>` the number of a task of the new bundle; masks are as in coded.py, whatever the encoding:
+Its sections, with `<i>` the number of a task of the new bundle; they are as in a coded bundle, whatever its encoding:
 
-    owner                     U8, which of the weights nobody owned are owned by the new tasks
-    weight                    those weights, as the bundle keeps them
-    scale                     F32 [new tasks, channels], with int8: their scales
+    owner                     which of the weights nobody owned are owned by the new tasks
+    weight                    those weights
+    scale                     [new tasks, channels], with int8: their scales
     task/<i>/mask, norm, head/...     of every new task
     task/<i>/head/...                 of an old task whose head has changed since
 """
@@ -32,8 +32,7 @@ from torch import Tensor
 from etcl_deploy.bundle import coded, format
 from etcl_deploy.bundle.bundle import Bundle, BundledTask, load_bundle, to_bytes
 from etcl_deploy.bundle.coded import Owners
-from etcl_deploy.bundle.masks import as_tensor
-from etcl_deploy.bundle.sections import Sections, expect_keys, read_head, task_entry
+from etcl_deploy.bundle.sections import Sections, as_section, as_tensor, expect_keys, read_head, task_entry
 from etcl_deploy.errors import BundleError
 
 
@@ -47,17 +46,19 @@ def make_delta(old_path: Path, new_path: Path) -> bytes:
     if data != new_path.read_bytes():
         raise BundleError(f"{new_path} was written by another version of etcl_deploy; bundle its run again")
     owners = Owners.of(masks, len(masks), new.layout.layers)
-    sections = {"owner": as_tensor(coded.encode_owners(owners, first)), "weight": new.kept[_added(owners, first)]}
-    sections |= {} if new.scale is None else {"scale": new.scale[first:]}
+    sections = {"owner": as_tensor(coded.encode_owners(owners, first))}
+    numbers = {"weight": new.kept[_added(owners, first)]}
+    numbers |= {} if new.scale is None else {"scale": new.scale[first:]}
     for number, task in enumerate(new.tasks.values()):
         known = old.tasks.get(task.name)
         if known is None:
             near = {other: owners.by_owner(masks[other]) for other in range(number)[-coded.CANDIDATES :]}
             mask = coded.encode_mask(owners, number, owners.by_owner(masks[number]), near)
             sections[f"task/{number}/mask"] = as_tensor(mask)
-            sections[f"task/{number}/norm"] = task.norm
+            numbers[f"task/{number}/norm"] = task.norm
         if known is None or not _same(known.head, task.head):
-            sections |= {f"task/{number}/head/{part}": tensor for part, tensor in task.head.items()}
+            numbers |= {f"task/{number}/head/{part}": tensor for part, tensor in task.head.items()}
+    sections |= {name: as_section(tensor, coded=True) for name, tensor in numbers.items()}
     about = {"base": old.digest, "result": new.digest, "bytes": hashlib.sha256(data).hexdigest()}
     return format.to_bytes(
         {**about, "run": dict(new.run), "tasks": [task.entry() for task in new.tasks.values()]}, sections, format.DELTA
@@ -85,7 +86,7 @@ def apply_delta(old_path: Path, path: Path) -> bytes:
 
 
 def _joined(old: Bundle, manifest: Mapping[str, Any], sections: Mapping[str, Tensor]) -> Bundle:
-    left, layout = Sections(sections, old.precision), old.layout
+    left, layout = Sections(sections, old.precision, coded=True), old.layout
     listed = [task_entry(value) for value in manifest["tasks"]]
     masks = _masks(old)
     first = len(masks)

@@ -75,8 +75,6 @@ class Decoder:
     """Takes bits from words, batch by batch. What is not such words is a ValueError, at `finish` at the latest."""
 
     def __init__(self, words: np.ndarray) -> None:
-        if len(words) and not words[-1]:
-            raise ValueError("its last word is 0")
         self._coder = _coder(words)
 
     def take(self, sizes: np.ndarray, levels: np.ndarray) -> np.ndarray:
@@ -122,14 +120,36 @@ def frequencies(level: int) -> list[int]:
     return found
 
 
+def encode_symbols(symbols: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """The words, uint32, of symbols from 0, with so many of the 2 ** 24 slots for each."""
+    coder = _coder()
+    coder.encode_reverse(symbols.astype(np.int32), _categorical(slots))
+    words: np.ndarray = coder.get_compressed()
+    return words
+
+
+def decode_symbols(words: np.ndarray, slots: np.ndarray, count: int) -> np.ndarray:
+    """So many symbols; words that are not theirs are a ValueError."""
+    coder = _coder(words)
+    symbols: np.ndarray = coder.decode(_categorical(slots), count)
+    if not coder.is_empty():
+        raise ValueError("its words do not end where its numbers do")
+    return symbols
+
+
 @cache
 def _model(level: int) -> Any:
+    return _categorical(np.array(frequencies(level)))
+
+
+def _categorical(slots: np.ndarray) -> Any:
     # The coder adds one slot for every symbol: given the others as whole numbers, it rounds nothing.
-    slots = np.array(frequencies(level), dtype=np.float64) - 1
-    return _constriction().stream.model.Categorical(slots, perfect=False)
+    return _constriction().stream.model.Categorical(slots.astype(np.float64) - 1, perfect=False)
 
 
 def _coder(words: np.ndarray | None = None) -> Any:
+    if words is not None and len(words) and not words[-1]:
+        raise ValueError("its last word is 0")
     return _constriction().stream.stack.AnsCoder(words)
 
 

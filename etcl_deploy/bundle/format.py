@@ -18,9 +18,10 @@ The number is the format. The manifest is JSON with sorted keys, no spaces, ASCI
                     percent is the bundle's, `learned` what it was in single precision; null where nobody knows
 
 Weights are those of all steps of the plan that have any, in its order, each row by row: `weights` of them. P is F32,
-F16 or I8, as the precision says. `<i>` is a task's position in `tasks`, from 0.
+F16 or I8, as the precision says. `<i>` is a task's position in `tasks`, from 0. Sections with numbers are as below in
+a packed bundle; in a coded one they are U8, these numbers in fewer bytes (`etcl_deploy.bundle.values`).
 
-    backbone/weight           P [weights], 0 where no task selects one; coded: P [used], only those some task selects
+    backbone/weight           P [weights], 0 where no task selects one; coded: [used], only those some task selects
     backbone/owner            U8, coded only: which task first selects each weight, see `etcl_deploy.bundle.coded`
     backbone/scale            F32 [tasks, channels], int8 only: what a weight is multiplied by, by its owner (the first
                               task that selects it) and its output channel; the channels of all steps in their order

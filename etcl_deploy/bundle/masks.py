@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.bundle.codec import check_padding, unpack
+from etcl_deploy.bundle.sections import as_tensor
 from etcl_deploy.errors import BundleError
 
 if TYPE_CHECKING:
@@ -112,8 +113,3 @@ def code(masks: Masks, tasks: int, layers: Sequence[int]) -> tuple[Tensor, Tenso
 
     codec.choose_references(encode, tasks)
     return torch.from_numpy(owners.used), as_tensor(codec.encode_owners(owners)), [as_tensor(data) for data in found]
-
-
-def as_tensor(data: bytes) -> Tensor:
-    """The bytes as a section holds them."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -18,17 +19,18 @@ MAX_CLASSES = 100_000
 class Sections:
     """The sections nobody has taken yet. Whatever is not as it should be is a ValueError or a KeyError."""
 
-    def __init__(self, sections: Mapping[str, Tensor], precision: str) -> None:
+    def __init__(self, sections: Mapping[str, Tensor], precision: str, *, coded: bool) -> None:
         self._left = dict(sections)
         self._precision = precision
+        self._coded = coded
 
     def weights(self, name: str, *shape: int | None) -> Tensor:
         """Numbers in the precision of the bundle; None: however many there are."""
-        return self._take(name, shape, PRECISIONS[self._precision])
+        return self._numbers(name, shape, PRECISIONS[self._precision])
 
     def numbers(self, name: str, *shape: int) -> Tensor:
         """Numbers in single precision."""
-        return self._take(name, shape, torch.float32)
+        return self._numbers(name, shape, torch.float32)
 
     def scale(self, name: str, *shape: int) -> Tensor | None:
         """What rows of int8 are multiplied by; None in other precisions."""
@@ -41,22 +43,54 @@ class Sections:
 
     def bits(self, name: str, size: int | None = None) -> Tensor:
         """Bytes that stand for bits."""
-        return self._take(name, (size,), torch.uint8)
+        return _fitting(name, self._left.pop(name), (size,), torch.uint8)
 
     def finish(self) -> None:
         """Make sure that nothing is left."""
         if self._left:
             raise ValueError(f"section {min(self._left)!r} belongs to nothing")
 
-    def _take(self, name: str, shape: tuple[int | None, ...], dtype: torch.dtype) -> Tensor:
-        tensor = self._left.pop(name)
-        fits = len(shape) == tensor.ndim and all(n in (None, m) for n, m in zip(shape, tensor.shape, strict=True))
-        if not fits or tensor.dtype != dtype:
-            right = [size if size is not None else "any" for size in shape]
-            raise ValueError(f"section {name!r} should be {DTYPES[dtype]} {right}")
+    def _numbers(self, name: str, shape: tuple[int | None, ...], dtype: torch.dtype) -> Tensor:
+        if self._coded:
+            tensor = _decoded(name, self.bits(name), shape, dtype)
+        else:
+            tensor = _fitting(name, self._left.pop(name), shape, dtype)
         if dtype.is_floating_point and not tensor.isfinite().all():
             raise ValueError(f"section {name!r} holds numbers that are not finite")
         return tensor
+
+
+def as_section(numbers: Tensor, *, coded: bool) -> Tensor:
+    """How numbers are kept: coded, or as they are."""
+    if not coded:
+        return numbers
+    from etcl_deploy.bundle import values  # needs numpy, which a server may lack
+
+    return as_tensor(values.encode(numbers))
+
+
+def as_tensor(data: bytes) -> Tensor:
+    """Bytes as a section holds them."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _decoded(name: str, data: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype) -> Tensor:
+    from etcl_deploy.bundle import values
+
+    try:
+        flat = values.decode(data.numpy().tobytes(), dtype)
+    except ValueError as error:
+        raise ValueError(f"section {name!r}: {error}") from None
+    right = [-1 if size is None else size for size in shape]
+    return _fitting(name, flat.view(right) if -1 in right or flat.numel() == prod(right) else flat, shape, dtype)
+
+
+def _fitting(name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype) -> Tensor:
+    fits = len(shape) == tensor.ndim and all(n in (None, m) for n, m in zip(shape, tensor.shape, strict=True))
+    if not fits or tensor.dtype != dtype:
+        right = [size if size is not None else "any" for size in shape]
+        raise ValueError(f"section {name!r} should be {DTYPES[dtype]} {right}")
+    return tensor
 
 
 def read_head(left: Sections, prefix: str, classes: int, plan: Plan) -> dict[str, Tensor]:
