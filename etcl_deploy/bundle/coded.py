@@ -80,7 +80,8 @@ class Owners:
 
     def by_owner(self, mask: np.ndarray) -> np.ndarray:
         """A mask, bool [weights], in that order."""
-        return mask[self.order]
+        ordered: np.ndarray = mask[self.order]
+        return ordered
 
     def in_place(self, ordered: np.ndarray) -> np.ndarray:
         """A mask in that order with every weight in its own place again."""

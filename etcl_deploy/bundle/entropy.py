@@ -48,7 +48,7 @@ def levels_for(ones: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return levels
 
 
-# What a zero and a one cost at each level, in parts of 2 ** -16 bits; levels 0 and 64 have but one of them, for nothing.
+# What a zero and a one cost at each level, in parts of 2 ** -16 bits; at levels 0 and 64 there is but one of them.
 PRICES = np.array(
     [[round(-SCALE * math.log2(max(1, part) / SCALE)) for part in (SCALE - p, p)] for p in map(probability, range(65))]
 )

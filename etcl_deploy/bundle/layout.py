@@ -54,7 +54,7 @@ class Layout:
     def scale_row(self, owner: Tensor, tasks: int) -> Tensor:
         """For each weight the row of its scale with int8: every task has one for each output channel, for what it owns.
 
-        So nothing an earlier task owns is rounded anew when a later one comes. Whatever nobody owns is 0 with any scale.
+        So nothing an earlier task owns is rounded anew when a later one comes. What nobody owns is 0 with any scale.
         """
         sizes = torch.tensor([prod(shape[1:]) for shape in self.weights.values() for _ in range(shape[0])])
         channel = torch.repeat_interleave(torch.arange(self.channel_count), sizes.long())

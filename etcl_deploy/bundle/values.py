@@ -1,7 +1,7 @@
 """Numbers in few bytes, none of them changed: the first byte of each says little. Pure.
 
-The *top* of a number is its most significant byte: of a float32 or float16 its sign and most of its exponent, of an int8
-all of it. Most tops are among a few; the other bytes are as good as random and kept as they are.
+The *top* of a number is its most significant byte: of a float32 or float16 its sign and most of its exponent, of an
+int8 all of it. Most tops are among a few; the other bytes are as good as random and kept as they are.
 
     count       uint32, little-endian: how many numbers
     kinds       uint16, little-endian: how many different tops; 0 for none of this: the numbers follow as they are
@@ -13,7 +13,7 @@ all of it. Most tops are among a few; the other bytes are as good as random and 
     words       uint32, little-endian, to the end: the tops, coded with rANS as in entropy.py, each with 2 ** 8 times
                 its share of slots; none if there is but one kind
 
-There are at most MOST + 64 numbers for every byte of the whole, so that a small file does not ask for much memory.
+There are at most 65,536 numbers and 64 more for every byte of the whole: a small file does not ask for much memory.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def decode(data: bytes, dtype: torch.dtype) -> Tensor:
 
 def _shares(counts: np.ndarray) -> np.ndarray:
     """Parts of SHARES, at least one each, in whole numbers; what is over or missing is the most frequent one's."""
-    shares = np.maximum(1, counts * SHARES // max(1, counts.sum()))
+    shares: np.ndarray = np.maximum(1, counts * SHARES // max(1, counts.sum()))
     if len(shares):
         shares[counts.argmax()] += SHARES - shares.sum()
     return shares
