@@ -3,11 +3,12 @@
     python benchmarks/bundle_size.py --work DIR         learns what DIR does not hold yet (two hours on two cores)
     python benchmarks/bundle_size.py --work DIR --runs femnist1-0.4
 
-B1: all that is coded of the masks, tables and headers included / the entropy of the model it is coded by, given
-layers, owners and references. B2: the bundle / as many dense networks in fp32. B3: decoding one task / a dense forward
-at batch 1 (torch, one thread), the median over the tasks. Beside them what others take for the same masks: one bit a
-weight, zstd and lzma on these bits at their best, and Huffman codes of seven masks at once (as in Winning SubNetworks,
-ICML 2022), with their tables, one table for all layers or one for each, whichever is smaller.
+B1: all that is coded of the masks, tables and headers included / the entropy of the model it is coded by: given layer
+and owners for what is claimed; given layer, age of the owner and reference for what is used again. B2: the bundle / as
+many dense networks in fp32. B3: decoding one task (mask with all it refers to, normalization, head) / a dense forward
+at batch 1 (torch, one thread), the median over tasks; the two are timed in turns. Beside them what others take for the
+same masks: one bit a weight, zstd and lzma on these bits at their best, and Huffman codes of seven masks at once (as in
+Winning SubNetworks, ICML 2022), with their tables, one table for all layers or one for each, whichever is smaller.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -28,53 +29,64 @@ import torch
 import zstandard
 from record import write_result
 
-from etcl_deploy.bundle import coded, entropy
-from etcl_deploy.bundle.bundle import Bundle, load_bundle
+from etcl_deploy.bundle import values
+from etcl_deploy.bundle.bundle import Bundle, load_bundle, save
+from etcl_deploy.bundle.coded import Owners
+from etcl_deploy.bundle.delta import apply_delta, make_delta
+from etcl_deploy.bundle.format import read
 from etcl_deploy.bundle.masks import CodedMasks
+from etcl_deploy.bundle.precision import PRECISIONS
 from etcl_deploy.bundle.summary import summarize
 from etcl_deploy.deploy import bundle_run
 from etcl_deploy.learn.directory import load
+from etcl_deploy.origins import tasks_of
 from etcl_deploy.runtime.subnet import materialize
 from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import resume, train
 
-DENSITIES = {"femnist1": (0.1, 0.2, 0.4, 0.5), "pmnist": (0.1, 0.2, 0.4)}
-CHANGED: dict[str, dict[str, object]] = {"femnist1": {"epochs": 10, "learning_rate": 0.001}, "pmnist": {"epochs": 2}}
-RUNS = [f"{recipe}-{density}" for recipe, densities in DENSITIES.items() for density in densities]
+QUICK = {"epochs": 10, "learning_rate": 0.001}  # of F-EMNIST-1: a third of the recipe's epochs
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "femnist1": ("femnist1", {}),
+    **{f"femnist1-{density}": ("femnist1", {**QUICK, "density": density}) for density in (0.1, 0.2, 0.4, 0.5)},
+    **{f"pmnist-{density}": ("pmnist", {"density": density}) for density in (0.1, 0.2, 0.4, 0.5)},
+}
+UPDATED, BEFORE = "femnist1-0.4", ("femnist1", {**QUICK, "density": 0.4, "tasks": 9})  # what a delta is measured on
 
 
-def learned(name: str, work: Path, say: Callable[[str], None]) -> Path:
+def learned(directory: Path, recipe: str, changed: dict[str, Any], say: Callable[[str], None]) -> Path:
     """The directory of a run, learned first if it is not there."""
-    recipe, _, density = name.rpartition("-")
-    directory = work / name
-    config = load_recipe(recipe).with_values({**CHANGED[recipe], "density": float(density)})
+    config = load_recipe(recipe).with_values(changed)
     if not directory.exists():
-        say(f"learning {name} ...")
+        say(f"learning {directory.name} ...")
         train(config, None, directory, "cpu", lambda event: None)
     elif load(directory, finished=False).waiting:
         resume(directory, "cpu", lambda event: None)
+    if load(directory).config != config:
+        raise SystemExit(f"the run {directory.name} was learned with other settings: remove it")
     return directory
 
 
 def entropy_of(masks: Sequence[np.ndarray], references: Sequence[int | None], layers: Sequence[int]) -> float:
-    """Bytes that the model needs for these masks if nothing is lost: for what is claimed, by layer; for what is used
-    again, by layer, age of the owner and the reference."""
-    owners = coded.Owners.of(masks, layers)
+    """Bytes that the model needs for these masks if nothing is lost: for what is claimed, by layer; for where they
+    differ from their references in what is used again, by layer and age of the owner."""
+    owner = Owners.of(masks, len(masks), layers).owner.astype(np.int64)
     layer = np.repeat(np.arange(len(layers)), layers)
     bits = 0.0
     for task, mask in enumerate(masks):
-        free = owners.owner >= task
-        bits += _entropy(layer[free], (owners.owner == task)[free])
+        free = owner >= task
+        bits += _entropy(layer[free], (owner == task)[free])
         other = references[task]
-        seen = np.zeros(len(mask), np.int64) if other is None else masks[other].astype(np.int64)
-        doubled = np.frexp(np.maximum(task - owners.owner.astype(np.int64), 1))[1]
-        bits += _entropy(((layer * 2 + seen) * 32 + doubled)[~free], mask[~free])
+        coded = mask if other is None else mask ^ masks[other]
+        doubled = np.frexp(np.maximum(task - owner, 1))[1]
+        bits += _entropy((layer * 32 + doubled)[~free], coded[~free])
     return bits / 8
 
 
 def _entropy(context: np.ndarray, bits: np.ndarray) -> float:
     sizes = np.bincount(context)
-    return entropy.cost(np.bincount(context, weights=bits, minlength=len(sizes)), sizes)
+    share = np.bincount(context, weights=bits, minlength=len(sizes)) / np.maximum(sizes, 1)
+    logs = (p * np.log2(np.where(p > 0, p, 1)) for p in (share, 1 - share))
+    return float(-(sizes * sum(logs)).sum())
 
 
 def huffman(masks: Sequence[np.ndarray], layers: Sequence[int]) -> int:
@@ -102,59 +114,78 @@ def _huffman_bytes(symbols: np.ndarray, alphabet: int) -> int:
     return -(-bits // 8) + alphabet
 
 
-def seconds(function: Callable[[], object], repeats: int = 7) -> float:
-    """The median time of a call."""
-    found = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        function()
-        found.append(time.perf_counter() - began)
-    return median(found)
+def seconds(function: Callable[[], object]) -> float:
+    """The time of a call."""
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
 
 
-def decode_seconds(bundle: Bundle, name: str) -> float:
-    """To get the mask of one task, the owners being known, those it refers to not."""
-    number = list(bundle.tasks).index(name)
+def decoding(path: Path) -> list[Callable[[], object]]:
+    """For every task, a call that decodes it: the owners being known, the masks it refers to not."""
+    bundle = load_bundle(path)
+    _, sections, _ = read(path)
     masks = bundle.masks
-    if not isinstance(masks, CodedMasks):
-        return seconds(lambda: masks[number])
-    _ = masks.owners.order, masks.owners.bounds
+    if isinstance(masks, CodedMasks):
+        _ = masks.owners.order, masks.owners.bounds
 
-    def decode() -> None:
-        masks.forget()
+    def decode(number: int) -> None:
+        if isinstance(masks, CodedMasks):
+            masks.forget()
+            for name, section in sections.items():
+                if name.startswith((f"task/{number}/norm", f"task/{number}/head")):
+                    values.decode(section.numpy().tobytes(), torch.float32)
         _ = masks[number]
 
-    return seconds(decode)
+    return [partial(decode, number) for number in range(len(bundle.tasks))]
+
+
+def times(bundle: Bundle, paths: dict[str, Path], rounds: int = 15) -> dict[str, Any]:
+    """B3, in milliseconds and as a ratio."""
+    image = torch.zeros(1, *bundle.preprocessing.shape, dtype=torch.uint8)
+    subnet = materialize(bundle, next(iter(bundle.tasks)))
+    decoders = {name: decoding(path) for name, path in paths.items()}
+    forward: list[float] = []
+    found: dict[str, list[list[float]]] = {name: [] for name in decoders}
+    with torch.inference_mode():
+        for _ in range(rounds):
+            forward += [seconds(lambda: subnet(image)) for _ in range(10)]
+            for name, calls in decoders.items():
+                found[name].append([seconds(call) for call in calls])
+    decoded = {name: median(map(median, zip(*rows, strict=True))) for name, rows in found.items()}
+    return {
+        "forward_ms": 1000 * median(forward),
+        "decode_ms": {name: 1000 * value for name, value in decoded.items()},
+        "B3": {name: value / median(forward) for name, value in decoded.items()},
+    }
 
 
 def measure(directory: Path, folder: Path) -> dict[str, Any]:
     """Everything of one run."""
     stored = load(directory)
+    tests = {task.name: task.test for task in tasks_of(stored, lambda line: None, None)}
     found: dict[str, Any] = {}
-    bundles = {}
-    for encoding in ("coded", "packed"):
-        path = folder / f"{directory.name}-{encoding}.etcl"
-        bundle_run(stored.run, stored.config, path, encoding)
-        bundles[encoding] = load_bundle(path)
-        info = summarize(bundles[encoding], path)
-        found[encoding] = {"bytes": info["bytes"], "ratio": info["bytes"]["total"] / info["separate"]}
-    small, large = bundles["coded"], bundles["packed"]
+    paths = {}
+    for encoding, precision in [("coded", precision) for precision in PRECISIONS] + [("packed", "fp32")]:
+        name = f"{encoding}-{precision}"
+        path = paths[name] = folder / f"{directory.name}-{name}.etcl"
+        bundle_run(stored.run, stored.config, path, encoding, precision, tests)
+        info = summarize(load_bundle(path), path)
+        accuracy = fmean(task["accuracy"] for task in info["tasks"])
+        found[name] = {"bytes": info["bytes"], "ratio": info["bytes"]["total"] / info["separate"], "accuracy": accuracy}
+    small, large = load_bundle(paths["coded-fp32"]), load_bundle(paths["packed-fp32"])
     layers = small.layout.layers
     masks = [large.masks[number].numpy() for number in range(len(large.tasks))]
     assert isinstance(small.masks, CodedMasks)
     bound = entropy_of(masks, small.masks.references, layers)
     bits = b"".join(np.packbits(mask, bitorder="little").tobytes() for mask in masks)
-    ours = found["coded"]["bytes"]["masks"]
-    image = torch.zeros(1, *small.preprocessing.shape, dtype=torch.uint8)
-    with torch.inference_mode():
-        subnet = materialize(large, next(iter(large.tasks)))
-        forward = seconds(lambda: subnet(image), 50)
-    times = {name: [decode_seconds(bundle, task) for task in bundle.tasks] for name, bundle in bundles.items()}
+    ours = found["coded-fp32"]["bytes"]["masks"]
     return {
+        "config": stored.config.as_json(),
         "tasks": len(masks),
         "weights": small.layout.weight_count,
         "claimed": float(np.any(masks, axis=0).mean()),
-        **found,
+        "bundles": found,
         "masks": {
             "coded": ours,
             "entropy": bound,
@@ -165,29 +196,61 @@ def measure(directory: Path, folder: Path) -> dict[str, Any]:
         },
         "bits_per_weight": 8 * ours / len(masks) / small.layout.weight_count,
         "B1": ours / bound,
-        "B2": found["coded"]["ratio"],
-        "B3": {name: median(own) / forward for name, own in times.items()},
-        "forward_ms": 1000 * forward,
+        "B2": found["coded-fp32"]["ratio"],
+        **times(large, {name.removesuffix("-fp32"): paths[name] for name in ("coded-fp32", "packed-fp32")}),
     }
+
+
+def measure_deltas(before: Path, after: Path, folder: Path) -> dict[str, Any]:
+    """What the tenth task takes, with all that it changed, beside a dense model of its own."""
+    found = {}
+    for precision in PRECISIONS:
+        paths = [folder / f"{directory.name}-{precision}.etcl" for directory in (before, after)]
+        for directory, path in zip((before, after), paths, strict=True):
+            stored = load(directory)
+            bundle_run(stored.run, stored.config, path, "coded", precision)
+        delta = folder / f"{precision}.delta"
+        save(delta, make_delta(*paths))
+        assert apply_delta(paths[0], delta) == paths[1].read_bytes()
+        info = summarize(load_bundle(paths[1]), paths[1])
+        _, sections, _ = read(delta, "etcl-delta")
+        last = f"task/{len(info['tasks']) - 1}/"
+        parts = {"new": 0, "heads of earlier tasks": 0, "weights": sections["weight"].nbytes}
+        for name, section in sections.items():
+            if name != "weight":
+                earlier = name.startswith("task/") and not name.startswith(last)
+                parts["heads of earlier tasks" if earlier else "new"] += section.nbytes
+        found[precision] = {
+            "bytes": delta.stat().st_size,
+            "bundle": paths[1].stat().st_size,
+            "of_dense": delta.stat().st_size / (info["separate"] / len(info["tasks"])),
+            "parts": parts,
+        }
+    return found
 
 
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="where runs and bundles are kept")
-    parser.add_argument("--runs", nargs="+", default=RUNS)
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
     arguments = parser.parse_args()
-    directories = {name: learned(name, arguments.work, say) for name in arguments.runs}
+    work: Path = arguments.work
+    directories = {name: learned(work / name, *RUNS[name], say) for name in arguments.runs}
     torch.set_num_threads(1)
-    results = {}
+    results: dict[str, Any] = {}
     for name, directory in directories.items():
-        results[name] = row = measure(directory, arguments.work)
+        results[name] = row = measure(directory, work)
         sizes = ", ".join(f"{kind} {size / 1e3:.0f} kB" for kind, size in row["masks"].items())
         say(
             f"{name}: B1 {row['B1']:.4f}  B2 {row['B2']:.3f}  B3 coded {row['B3']['coded']:.2f}, packed "
             f"{row['B3']['packed']:.2f}  {row['bits_per_weight']:.3f} bits a weight and task  ({sizes})"
         )
     if set(results) == set(RUNS):
-        write_result("bundle_size", ["B1", "B2", "B3"], results, {"changed": CHANGED})
+        before = learned(work / f"{UPDATED}-before", *BEFORE, say)
+        deltas = measure_deltas(before, directories[UPDATED], work)
+        for precision, row in deltas.items():
+            say(f"delta of one task, {precision}: {row['bytes'] / 1e3:.0f} kB, {row['of_dense']:.3f} of a dense model")
+        write_result("bundle_size", ["B1", "B2", "B3"], {"runs": results, "deltas": deltas}, {})
 
 
 if __name__ == "__main__":

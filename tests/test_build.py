@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ETCL
+from PIL import Image
 
 from etcl_deploy.build import build_network
 from etcl_deploy.config import Config
+from etcl_deploy.deploy import bundle_run
 from etcl_deploy.errors import ConfigError
 from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.network import MaskedNetwork
@@ -83,7 +86,7 @@ def test_it_is_named_on_the_command_line(project: Path) -> None:
 
 
 def test_a_run_of_the_users_network_needs_no_import_later(project: Path) -> None:
-    """It is trained by name, and loaded again where the module is no longer there."""
+    """It is trained by name, loaded again where the module is no longer there, and its bundle answers anywhere."""
     config = load_recipe("digits").with_values(
         {"backbone": "nets_of_mine.vision:small", "width": 4, "epochs": 1, "tasks": 1}
     )
@@ -92,6 +95,14 @@ def test_a_run_of_the_users_network_needs_no_import_later(project: Path) -> None
     stored = directories.load(project / "run")
     assert stored.config.network.backbone == "nets_of_mine.vision:small"
     assert stored.run.network.plan == trained.network.plan
+    bundle_run(stored.run, stored.config, project / "x.etcl")
+    shutil.rmtree(project / "nets_of_mine")
+    (project / "elsewhere").mkdir()
+    Image.new("L", (16, 16), 200).save(project / "image.png")
+    words = ["predict", "../x.etcl", "--task", "upright-a", "../image.png", "--json"]
+    done = subprocess.run([ETCL, *words], cwd=project / "elsewhere", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["label"] in stored.run.network.finished["upright-a"].classes
 
 
 @pytest.mark.parametrize(
