@@ -181,19 +181,21 @@ def bundle_report(info: Mapping[str, Any]) -> RenderableType:
     parts.add_row("bundle", *_beside(total, dense), style="bold")
     parts.add_row(f"{len(info['tasks'])} dense models", *_beside(dense, dense))
     densities = sorted({f"{task['density']:.2f}" for task in info["tasks"]})
-    norm = size(info["tasks"][0]["bytes"]["norm"])  # as large for every task
+    norm = size(info["bytes"]["norms"] / len(info["tasks"]))  # nearly the same for all
     title = f"tasks, density {' to '.join(densities[:: max(1, len(densities) - 1)])}, normalization {norm} each"
     tasks = table("task", ">accuracy %", ">mask", ">head", ">all", ">of dense", "", title=title)
+    most = max(task["bytes"]["total"] for task in info["tasks"])
     for task in info["tasks"]:
-        counts = (size(task["bytes"][part]) for part in ("mask", "head"))
-        beside = _beside(task["bytes"]["total"], dense / len(info["tasks"]), wide=6)
-        tasks.add_row(task["name"], _accuracy(task), *counts, *beside)
+        own = task["bytes"]
+        counts = (size(own[part]) for part in ("mask", "head", "total"))
+        share = f"{own['total'] * len(info['tasks']) / dense:.1%}"
+        tasks.add_row(task["name"], _accuracy(task), *counts, share, Bar(most, 0, own["total"], width=8))
     return Group(parts, tasks, Text(f"digest {info['digest']}", QUIET))
 
 
-def _beside(count: float, whole: float, *, wide: int = 24) -> tuple[str, str, Bar]:
+def _beside(count: float, whole: float) -> tuple[str, str, Bar]:
     """Bytes, their share of a whole, and the share as a bar."""
-    return size(count), f"{count / whole:.1%}", Bar(whole, 0, count, width=wide)
+    return size(count), f"{count / whole:.1%}", Bar(whole, 0, count, width=24)
 
 
 def _accuracy(task: Mapping[str, Any]) -> str:
