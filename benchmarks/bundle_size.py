@@ -30,9 +30,9 @@ import zstandard
 from record import write_result
 
 from etcl_deploy.bundle import values
-from etcl_deploy.bundle.bundle import Bundle, load_bundle, save
+from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.bundle.coded import Owners
-from etcl_deploy.bundle.delta import apply_delta, make_delta
+from etcl_deploy.bundle.delta import write_delta
 from etcl_deploy.bundle.format import read
 from etcl_deploy.bundle.masks import CodedMasks
 from etcl_deploy.bundle.precision import PRECISIONS
@@ -131,10 +131,10 @@ def decoding(path: Path) -> list[Callable[[], object]]:
 
     def decode(number: int) -> None:
         if isinstance(masks, CodedMasks):
-            masks.forget()
+            masks._ready.clear()
             for name, section in sections.items():
                 if name.startswith((f"task/{number}/norm", f"task/{number}/head")):
-                    values.decode(section.numpy().tobytes(), torch.float32)
+                    values.decode(section.numpy().data, torch.float32, range(1 << 30))
         _ = masks[number]
 
     return [partial(decode, number) for number in range(len(bundle.tasks))]
@@ -210,8 +210,7 @@ def measure_deltas(before: Path, after: Path, folder: Path) -> dict[str, Any]:
             stored = load(directory)
             bundle_run(stored.run, stored.config, path, "coded", precision)
         delta = folder / f"{precision}.delta"
-        save(delta, make_delta(*paths))
-        assert apply_delta(paths[0], delta) == paths[1].read_bytes()
+        write_delta(*paths, delta)
         info = summarize(load_bundle(paths[1]), paths[1])
         _, sections, _ = read(delta, "etcl-delta")
         last = f"task/{len(info['tasks']) - 1}/"

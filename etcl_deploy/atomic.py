@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import glob
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from etcl_deploy.errors import RunError
+from etcl_deploy.errors import EtclError, RunError
 
 try:
     import fcntl
@@ -24,8 +24,10 @@ MARK = "half_"  # in the name of a file that is being written
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`; what is written there becomes `path` when the block ends well.
 
-    What processes left there that were killed meanwhile is removed.
+    What processes left there that were killed meanwhile is removed. Where `path` is a link, it stays one.
     """
+    check_replaceable(path)
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     _tidy(path)
     handle, temporary = _held(path)
@@ -34,7 +36,8 @@ def replacing(path: Path) -> Iterator[Path]:
             os.close(handle)  # an open file could not be renamed
         yield temporary
         _flush(temporary)
-        temporary.chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
+        if path.exists():
+            temporary.chmod(path.stat().st_mode)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -44,6 +47,14 @@ def replacing(path: Path) -> Iterator[Path]:
             os.close(handle)
     with suppress(OSError):  # not every file system can flush a directory
         _flush(path.parent)
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuse what is there and no file: a directory, a device."""
+    if path.is_dir():
+        raise EtclError(f"{path} is a directory; name a file")
+    if path.exists() and not path.is_file():
+        raise EtclError(f"{path} is not a file that could be replaced; name another")
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -71,11 +82,13 @@ def _held(path: Path) -> tuple[int, Path]:
     """A new file beside `path`, open, and locked until it is closed or this process ends."""
     while True:
         # A dot keeps the half-written file out of listings; the ending stays, as some writers look at it.
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.{MARK}", suffix=path.suffix)
+        temporary = path.with_name(f".{path.stem}.{MARK}{secrets.token_hex(6)}{path.suffix}")
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         if fcntl:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            with suppress(OSError):  # a file system without locks: then nobody tidies up, either
+                fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
-            return handle, Path(name)
+            return handle, temporary
         os.close(handle)  # before it was locked, somebody tidied it away
 
 
@@ -98,9 +111,3 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    current = os.umask(0o077)
-    os.umask(current)
-    return current

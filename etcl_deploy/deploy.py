@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from etcl_deploy.bundle.bundle import Bundle, save, to_bytes
+from etcl_deploy.atomic import check_replaceable
+from etcl_deploy.bundle.bundle import save, to_bytes
 from etcl_deploy.config import Config
-from etcl_deploy.errors import BundleError
 from etcl_deploy.export.to_bundle import bundle_of, with_accuracies
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.learn.run import Run
@@ -30,6 +30,7 @@ def bundle_run(
     In fewer bits than were learned, the accuracy of each task is measured anew on `tests`, by name, as far as they are
     there.
     """
+    check_replaceable(path)
     accuracies = dict(zip(run.tasks, run.matrix[-1], strict=True))
     summary = run.summary(config)
     about = {
@@ -44,20 +45,13 @@ def bundle_run(
             name: _accuracy(predictor, name, items) for name, items in (tests or {}).items() if name in bundle.tasks
         }
         bundle = with_accuracies(bundle, {name: found.get(name) for name in bundle.tasks})
-    write_bundle(bundle, path, encoding)
+    save(path, to_bytes(bundle, encoding))
 
 
 def _accuracy(predictor: Predictor, name: str, items: Items) -> float:
     """The share of items, in percent, that a task gets right."""
     right = predictor.logits(name, items.images).argmax(1) == items.labels
     return 100 * int(right.sum()) / len(right)
-
-
-def write_bundle(bundle: Bundle, path: Path, encoding: str) -> None:
-    """Write a bundle to `path`, in an encoding."""
-    if path.is_dir():
-        raise BundleError(f"{path} is a directory; name a file ending in .etcl")
-    save(path, to_bytes(bundle, encoding))
 
 
 def serve_bundle(path: Path, name: str, model_store: Path, port: int, workers: int) -> Server:

@@ -139,6 +139,8 @@ class Plan:
     def from_json(cls, value: Any) -> Plan:
         """The plan that `as_json` described; refuses whatever is not one."""
         try:
+            if set(value) != {"input", "steps", "head_bias"}:
+                raise KeyError(*value)
             channels, height, width = value["input"]
             plan = cls(
                 (channels, height, width),

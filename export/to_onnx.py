@@ -42,8 +42,7 @@ class OnnxReport:
 def export_task(bundle: Bundle, task: str, path: str | Path, pixels: Tensor | None = None) -> OnnxReport:
     """Write `task` to `path` once it answers like the bundle, on `pixels` (prepared images) or seeded ones."""
     path = Path(path)
-    if path.is_dir():
-        raise ExportError(f"{path} is a directory; name a file ending in .onnx")
+    atomic.check_replaceable(path)
     subnet = materialize(bundle, task)
     model = _model(bundle, task, subnet)
     with atomic.replacing(path) as temporary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from itertools import count
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from etcl_deploy import atomic
+from etcl_deploy.errors import EtclError
 
 # Ends without a word, or with a full disk, before or after the n-th call that touches the disk, or in the middle of a
 # write.
 CHILD = """
-import os, sys, tempfile
+import os, sys
 from pathlib import Path
 from etcl_deploy import atomic
 
@@ -45,7 +47,7 @@ def write_bytes(self, content):
             file.flush()
     step()
 
-for place, name in ((tempfile, "mkstemp"), (os, "fsync"), (Path, "chmod"), (Path, "replace"), (Path, "unlink")):
+for place, name in ((os, "open"), (os, "fsync"), (Path, "chmod"), (Path, "replace"), (Path, "unlink")):
     setattr(place, name, deadly(getattr(place, name)))
 Path.write_bytes = write_bytes
 atomic.write_bytes(path, data)
@@ -87,6 +89,30 @@ def test_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
         atomic.write_bytes(path, b"second")
         assert path.read_bytes() == b"second" and first.exists()
     assert path.read_bytes() == b"first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
+    """A directory and a pipe are refused; a link stays a link, to the new content."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(EtclError, match="is not a file that could be replaced"):
+        atomic.write_bytes(tmp_path / "pipe", b"x")
+    with pytest.raises(EtclError, match="is a directory"):
+        atomic.write_bytes(tmp_path, b"x")
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("real")
+    atomic.write_bytes(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_bytes() == b"new"
+
+
+def test_permissions_are_kept(tmp_path: Path) -> None:
+    """Those of the old file; of a new one what is usual here."""
+    path, usual = tmp_path / "x.etcl", tmp_path / "usual"
+    usual.touch()
+    atomic.write_bytes(path, b"1")
+    assert path.stat().st_mode == usual.stat().st_mode
+    path.chmod(0o640)
+    atomic.write_bytes(path, b"2")
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from made import made_bundle
 
 from etcl_deploy.bundle import format
-from etcl_deploy.bundle.bundle import FEW, check_share, to_bytes
+from etcl_deploy.bundle.bundle import FEW, LONGEST, check_effort, to_bytes
 from etcl_deploy.errors import BundleError
 
 # Reads a small bundle, which loads all code, then the one in question; says how much more memory that took.
@@ -87,9 +87,12 @@ def test_a_manifest_full_of_little_things_keeps_to_it(tmp_path: Path, filling: s
     assert outcome == "refused" and path.stat().st_size < count < allowed(path, 0)
 
 
-def test_too_few_weights_for_coded_masks_are_refused_when_written() -> None:
-    """What could not be read again is not written."""
-    check_share(FEW, 0)
-    check_share(FEW + 32, 1)
-    with pytest.raises(BundleError, match="only 1 are used, too few for coded masks; packed ones hold them"):
-        check_share(FEW + 33, 1)
+def test_what_could_not_be_read_is_not_written() -> None:
+    """Too few bytes for so many weights, too many tasks of so many weights."""
+    check_effort(FEW, 1, 0)
+    check_effort(FEW + 32, 1, 1)
+    check_effort(FEW, LONGEST // FEW, 0)
+    with pytest.raises(BundleError, match="1 bytes of 4194337 weights are too few for coded masks; packed ones hold"):
+        check_effort(FEW + 33, 1, 1)
+    with pytest.raises(BundleError, match="4097 tasks of 4194304 weights are too many for coded masks; packed ones"):
+        check_effort(FEW, LONGEST // FEW + 1, 0)

@@ -8,12 +8,13 @@ import pytest
 import torch
 from conftest import Learned
 from safetensors.torch import save_file
+from test_cli import fails
 from torch import Tensor
 
 from etcl_deploy.bundle import format
-from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.bundle.bundle import load_bundle, save
 from etcl_deploy.bundle.layout import split
-from etcl_deploy.bundle.sections import as_section
+from etcl_deploy.bundle.sections import as_section, task_entries
 from etcl_deploy.bundle.summary import summarize
 from etcl_deploy.deploy import bundle_run
 from etcl_deploy.errors import BundleError, UnknownTaskError
@@ -120,10 +121,15 @@ def put(sections: dict[str, Tensor], name: str, numbers: Tensor) -> None:
         (lambda m, s: m["tasks"].pop(), "belongs to nothing"),
         (lambda m, s: m["tasks"][0].update(name=m["tasks"][1]["name"]), "same name"),
         (lambda m, s: m["tasks"][0].update(classes=["a", "a"]), "different classes"),
-        (lambda m, s: m["tasks"][0].update(classes=["a", "b"]), "should be F32"),
+        (lambda m, s: m["tasks"][0].update(classes=["a", "b"]), r"should be F32|holds 2560 numbers, not 512"),
+        (lambda m, s: m["tasks"][0].update(classes=[str(n) for n in range(100_001)]), "1 to 100000 different classes"),
+        (lambda m, s: m["backbone"].update(code="x"), "exactly the keys name, plan"),
+        (lambda m, s: m["backbone"]["plan"].update(code="x"), "a plan has input, steps and head_bias"),
+        (lambda m, s: m["preprocessing"].pop("mean"), "exactly the keys"),
+        (lambda m, s: m.update(run=[]), "no object"),
         (lambda m, s: m.update(encoding="zip"), "encoding 'zip' is unknown"),
         (lambda m, s: m.update(precision="fp8"), "precision 'fp8' is unknown"),
-        (lambda m, s: m.update(precision="fp16"), "should be F16|'backbone/weight': it is cut off"),
+        (lambda m, s: m.update(precision="fp16"), "should be F16|'backbone/weight': it is cut off|too long"),
         (lambda m, s: m["tasks"][0].update(learned=101.0), "learned 101.0"),
         (lambda m, s: m["preprocessing"].update(height=32), "do not fit"),
         (lambda m, s: m["preprocessing"].update(std=0.0), "std"),
@@ -140,11 +146,12 @@ def put(sections: dict[str, Tensor], name: str, numbers: Tensor) -> None:
         (lambda m, s: (m.update(tasks=[]), [s.pop(k) for k in list(s) if k.startswith("task/")]), "holds 0 tasks"),
         (lambda m, s: put(s, "task/0/norm", torch.full((1200,), torch.nan)), "not finite"),
         (lambda m, s: put(s, "task/0/head/weight", torch.full((10, 256), torch.inf)), "not finite"),
-        (lambda m, s: m["preprocessing"].update(code="x"), "unexpected keyword"),
+        (lambda m, s: m["preprocessing"].update(code="x"), "exactly the keys"),
         (lambda m, s: m["backbone"]["plan"]["steps"][0].__setitem__(1, "system"), "unknown operation"),
         (lambda m, s: s.pop("task/0/head/weight"), "is missing"),
         (lambda m, s: s.update(extra=torch.zeros(1)), "'extra' belongs to nothing"),
-        (lambda m, s: put(s, "task/0/head/weight", torch.zeros(10, 3)), "should be F32"),
+        (lambda m, s: put(s, "task/0/head/weight", torch.zeros(10, 3)), "should be F32|holds 30 numbers, not 2560"),
+        (lambda m, s: put(s, "backbone/weight", torch.zeros(999_999)), "should be F32|holds 999999 numbers, not"),
     ],
 )
 def test_a_well_formed_file_with_the_wrong_meaning_is_refused(bundle_file: Path, change, reason: str) -> None:
@@ -206,3 +213,72 @@ def test_the_sizes_add_up(bundle_file: Path) -> None:
     )
     bits = [task["mask_bits_per_weight"] for task in info["tasks"]]
     assert all(1 <= count < 1.01 for count in bits) if bundle.encoding == "packed" else sum(bits) < 0.8 * len(bits)
+
+
+def test_there_is_a_limit_to_tasks() -> None:
+    """As many as a reference can name."""
+    with pytest.raises(ValueError, match="it holds 65535 tasks; 1 to 65534 are right"):
+        task_entries([{}] * 65_535)
+
+
+def test_a_header_has_one_form(bundle_file: Path) -> None:
+    """Nothing in it can be changed without a word, though no digest covers it: not even what no reader looks at."""
+    data = bundle_file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    name = next(name for name in header if name != "__metadata__")
+    load_bundle(bundle_file)
+    others = [
+        json.dumps(header).encode(),
+        json.dumps(dict(reversed(header.items())), separators=(",", ":")).encode(),
+        json.dumps({**header, name: {**header[name], "more": 1}}, separators=(",", ":")).encode(),
+        data[8:end] + bytes(b" " * 8),
+    ]
+    for other in others:
+        bundle_file.write_bytes(len(other).to_bytes(8, "little") + other + data[end:])
+        with pytest.raises(BundleError, match=r"not what format 1 says|damaged"):
+            load_bundle(bundle_file)
+
+
+def test_a_manifest_has_one_form(bundle_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys in another order, or spaces, are refused, though the digest is right."""
+    manifest, sections, _ = format.read(bundle_file)
+    sections = {name: tensor.clone() for name, tensor in sections.items()}
+    with monkeypatch.context() as other:
+        other.setattr(format, "_dump", lambda value: json.dumps(value, sort_keys=True))
+        rewrite(bundle_file, manifest, sections)
+    with pytest.raises(BundleError, match="a manifest that is not what format 1 says"):
+        load_bundle(bundle_file)
+
+
+def test_a_reader_keeps_to_its_limits(learned: Learned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would take much memory or time is refused before anything is decoded."""
+    with monkeypatch.context() as smaller:
+        smaller.setattr("etcl_deploy.bundle.bundle.FEW", 100)
+        smaller.setattr("etcl_deploy.bundle.bundle.SPARSEST", 0)
+        with pytest.raises(BundleError, match="too few for coded masks"):
+            load_bundle(learned.path)
+    monkeypatch.setattr("etcl_deploy.bundle.bundle.LONGEST", 100)
+    with pytest.raises(BundleError, match="too many for coded masks"):
+        load_bundle(learned.path)
+
+
+@pytest.mark.parametrize(("section", "place"), [("backbone/owner", 3), ("backbone/owner", -1), ("task/1/mask", 2)])
+def test_what_cannot_be_decoded_is_not_verified(learned: Learned, tmp_path: Path, section: str, place: int) -> None:
+    """Levels and words that mean nothing, with right digests: `etcl verify` decodes everything."""
+    path = tmp_path / "x.etcl"
+    path.write_bytes(learned.path.read_bytes())
+    manifest, sections, _ = format.read(path)
+    sections = {name: tensor.clone() for name, tensor in sections.items()}
+    sections[section][place] ^= 0x55
+    rewrite(path, manifest, sections)
+    assert f"the bundle is damaged: section '{section}'" in fails("verify", path)
+
+
+def test_what_cannot_be_read_again_is_not_saved(learned: Learned, tmp_path: Path) -> None:
+    """The old file stays."""
+    path = tmp_path / "x.etcl"
+    path.write_bytes(b"old")
+    with pytest.raises(BundleError):
+        save(path, learned.path.read_bytes()[:-1])
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

@@ -14,7 +14,7 @@ from test_cli import answer, fails
 
 from etcl_deploy.bundle import format, values
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
-from etcl_deploy.bundle.delta import apply_delta, make_delta
+from etcl_deploy.bundle.delta import apply_delta, make_delta, write_delta
 from etcl_deploy.bundle.sections import as_section
 from etcl_deploy.errors import BundleError
 from etcl_deploy.export.to_bundle import bundle_of
@@ -88,8 +88,65 @@ def test_a_delta_fits_one_bundle_only(learned: Learned, tmp_path: Path) -> None:
         make_delta(two, written(replace(moved, stored=moved.stored + 1), tmp_path / "m.etcl"))
     bits = [mask.clone() for mask in moved.masks]
     bits[0][:50] ^= True
-    with pytest.raises(BundleError, match="is another one in the new bundle"):
-        make_delta(two, written(replace(moved, masks=bits), tmp_path / "n.etcl"))
+    first = next(iter(moved.tasks.values()))
+    renamed = replace(first, classes=tuple(f"{name}!" for name in first.classes))
+    shifted = replace(first, norm=first.norm + 1)
+    others = [replace(moved, tasks={**moved.tasks, first.name: task}) for task in (renamed, shifted)]
+    for other in (replace(moved, masks=bits), *others):
+        with pytest.raises(BundleError, match="is another one in the new bundle"):
+            make_delta(two, written(other, tmp_path / "n.etcl"))
+
+
+def test_scales_of_old_tasks_stay(learned: Learned, tmp_path: Path) -> None:
+    """With int8 they are part of old weights."""
+    new = first_tasks(learned, 3, "int8")
+    assert new.scale is not None
+    files = [
+        written(first_tasks(learned, 2, "int8"), tmp_path / "2.etcl"),
+        written(replace(new, scale=new.scale * 2), tmp_path / "3.etcl"),
+    ]
+    with pytest.raises(BundleError, match="weights of the old tasks are others"):
+        make_delta(*files)
+
+
+def test_a_zero_may_change_its_sign(learned: Learned, tmp_path: Path) -> None:
+    """What is another byte travels, though it is the same number."""
+    signed = []
+    for count, zero in ((2, 0.0), (3, -0.0)):
+        bundle = first_tasks(learned, count)
+        task = next(iter(bundle.tasks.values()))
+        weight = task.head["weight"].clone()
+        weight[0, 0] = zero
+        tasks = {**bundle.tasks, task.name: replace(task, head={**task.head, "weight": weight})}
+        signed.append(written(replace(bundle, tasks=tasks), tmp_path / f"{count}.etcl"))
+    write_delta(*signed, tmp_path / "d")
+    assert apply_delta(signed[0], tmp_path / "d") == signed[1].read_bytes()
+
+
+def test_nothing_is_lost_to_a_wrong_name_or_a_bad_delta(learned: Learned, tmp_path: Path) -> None:
+    """A delta does not replace one of its bundles; one that gives no bundle leaves the old one in its place."""
+    old, new = (
+        written(first_tasks(learned, 2), tmp_path / "o.etcl"),
+        written(first_tasks(learned, 3), tmp_path / "n.etcl"),
+    )
+    before = old.read_bytes()
+    assert "is one of the two bundles" in fails("delta", old, new, "--output", old)
+    path = tmp_path / "d"
+    path.write_bytes(make_delta(old, new))
+    manifest, sections, _ = format.read(path, format.DELTA)
+    manifest = {key: value for key, value in json.loads(json.dumps(manifest)).items() if key != "sections"}
+    whole = {name: tensor.clone() for name, tensor in sections.items()}
+    manifest["tasks"][0]["classes"].append("more")
+    path.write_bytes(format.to_bytes(manifest, whole, format.DELTA))
+    assert "does not begin with the tasks of the old bundle" in fails("apply", old, path, "--output", old)
+    assert old.read_bytes() == before
+    manifest["tasks"][0]["classes"].pop()
+    manifest["tasks"][2]["name"] = manifest["tasks"][1]["name"]
+    path.write_bytes(format.to_bytes(manifest, whole, format.DELTA))
+    assert "two tasks have the same name" in fails("apply", old, path, "--output", old)
+    write_delta(old, new, path)
+    answer("apply", old, path, "--output", old)
+    assert old.read_bytes() == new.read_bytes()
 
 
 def test_a_damaged_delta_is_refused(learned: Learned, tmp_path: Path) -> None:
@@ -109,12 +166,12 @@ def test_a_damaged_delta_is_refused(learned: Learned, tmp_path: Path) -> None:
     manifest, sections, _ = format.read(path, format.DELTA)
     manifest = {key: value for key, value in json.loads(json.dumps(manifest)).items() if key != "sections"}
     whole = {name: tensor.clone() for name, tensor in sections.items()}
-    norm = values.decode(whole["task/2/norm"].numpy().tobytes(), torch.float32)
+    norm = values.decode(whole["task/2/norm"].numpy().data, torch.float32, range(10_000))
     wrong = [
         ({**manifest, "extra": 1}, whole, "exactly the keys"),
         ({**manifest, "tasks": manifest["tasks"][1:]}, whole, "does not begin with the tasks"),
         (manifest, {**whole, "weight": whole["weight"][:-4]}, "'weight': its words do not end"),
-        (manifest, {**whole, "weight": as_section(torch.ones(7), coded=True)}, "should be F32"),
+        (manifest, {**whole, "weight": as_section(torch.ones(7), coded=True)}, "'weight': it holds 7 numbers, not"),
         (manifest, {**whole, "more": torch.zeros(1)}, "belongs to nothing"),
         (manifest, {name: tensor for name, tensor in whole.items() if name != "owner"}, "is missing"),
         (manifest, {**whole, "owner": whole["owner"][:-4]}, "do not end|cut off|does not describe"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ def test_what_comes_back_is_close(precision: str, error: float) -> None:
     """Within the step of the precision, by row; rows of zeros stay zero."""
     row = torch.repeat_interleave(torch.arange(4), torch.tensor([10, 300, 1, 20]))
     values = torch.randn(331, generator=torch.Generator().manual_seed(0)) * torch.tensor([0.0, 1.0, 50.0, 0.001])[row]
-    found = expand(*reduce(values, precision, row, 4), row)
+    stored, scale = reduce(values, precision, row, 4)
+    found = expand(stored, None if scale is None else scale[row])
     for number in range(4):
         own, back = values[row == number], found[row == number]
         assert (own - back).abs().max() <= error * own.abs().max()
@@ -77,7 +79,31 @@ def test_a_bundle_keeps_its_precision(learned: Learned, tmp_path: Path) -> None:
     assert load_bundle(path).encoding == "packed"
     answer("bundle", path, "--output", tmp_path / "again.etcl")
     assert (tmp_path / "again.etcl").read_bytes() == learned.path.read_bytes()
-    assert "keeps the precision it has" in fails("bundle", path, "-o", tmp_path / "h", "--precision", "fp16", code=2)
+    answer("bundle", path, "--output", tmp_path / "same.etcl", "--precision", "fp32")
+    assert "keeps its precision, fp32" in fails("bundle", path, "-o", tmp_path / "h", "--precision", "fp16", code=2)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 3e38])
+@pytest.mark.parametrize("encoding", ["coded", "packed"])
+def test_scales_that_make_no_weights_are_refused(tmp_path: Path, encoding: str, value: float) -> None:
+    """Of weights and of heads: those that are not above 0, or give what is not finite."""
+    bundle = made_bundle(2, precision="int8")
+    assert bundle.scale is not None
+    task = bundle.tasks["täsk 1"]
+    worse = replace(task, head={**task.head, "scale": torch.full_like(task.head["scale"], value)})
+    for other in (
+        replace(bundle, scale=bundle.scale * value),
+        replace(bundle, tasks={**bundle.tasks, task.name: worse}),
+    ):
+        with pytest.raises(BundleError, match=r"holds a scale that is not above 0|not finite"):
+            load_bundle(written(other, tmp_path / "x.etcl", encoding))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_what_is_not_finite_is_not_bundled(precision: str) -> None:
+    """A run that went wrong says so."""
+    with pytest.raises(BundleError, match="a weight is not finite"):
+        reduce(torch.tensor([1.0, torch.nan]), precision, torch.tensor([0, 0]), 1)
 
 
 def test_all_precisions_answer_alike() -> None:

@@ -16,15 +16,16 @@ from etcl_deploy.bundle import format
 from etcl_deploy.bundle.codec import first_owner, pack, packed_size
 from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.bundle.masks import CodedMasks, Masks, PackedMasks, code
-from etcl_deploy.bundle.precision import PRECISIONS, expand, head_row
-from etcl_deploy.bundle.sections import Sections, as_section, expect_keys, read_head, task_entry
+from etcl_deploy.bundle.precision import PRECISIONS, expand
+from etcl_deploy.bundle.sections import Sections, as_section, expect_keys, read_head, refusing, task_entries
 from etcl_deploy.errors import BundleError, UnknownTaskError
-from etcl_deploy.plan import Plan, PlanError
+from etcl_deploy.plan import Plan
 from etcl_deploy.preprocessing import Preprocessing
 
 ENCODINGS = ("coded", "packed")
-MAX_TASKS = 65_534
-FEW, SPARSEST = 1 << 22, 32  # with coded masks a network has at most FEW + SPARSEST times as many weights as are used
+# With coded masks a network has at most FEW + SPARSEST * the bytes of its weights as many weights, and all tasks
+# together at most LONGEST: they take memory and time to decode, however small the file is.
+FEW, SPARSEST, LONGEST = 1 << 22, 32, 1 << 34
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,13 @@ class BundledTask:
     def head_values(self) -> dict[str, Tensor]:
         """Weight and bias in single precision, copied."""
         weight, scale = self.head["weight"], self.head.get("scale")
-        values = {"weight": expand(weight, scale, head_row(*weight.shape)).clone()}
-        return {**values, "bias": self.head["bias"].clone()} if "bias" in self.head else values
+        values = {"weight": expand(weight, None if scale is None else scale.unsqueeze(1))}
+        values |= {"bias": self.head["bias"]} if "bias" in self.head else {}
+        # What is still the file's own memory must not go with it.
+        return {
+            key: value.clone() if value.data_ptr() == self.head[key].data_ptr() else value
+            for key, value in values.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,13 @@ class Bundle:
         if self.scale is None:
             return self.kept.float()
         row = self.layout.scale_row(self._owner(), len(self.tasks))
-        return expand(self.kept, self.scale.flatten(), row)
+        return expand(self.kept, self.scale.flatten()[row])
+
+    def decode_all(self) -> None:
+        """Decode everything once: what is coded is otherwise looked at when it is asked for."""
+        _ = self.weights
+        for name in self.tasks:
+            self.mask(name)
 
     def _owner(self) -> Tensor:
         """Which task owns each weight."""
@@ -136,7 +148,6 @@ def to_bytes(bundle: Bundle, encoding: str) -> bytes:
     if coded:
         used, sections["backbone/owner"], bits = code(bundle.masks, count, bundle.layout.layers)
         numbers["backbone/weight"] = bundle.kept[used]
-        check_share(bundle.layout.weight_count, len(numbers["backbone/weight"]))
     else:
         bits = [pack(bundle.masks[number]) for number in range(count)]
     if bundle.scale is not None:
@@ -146,6 +157,8 @@ def to_bytes(bundle: Bundle, encoding: str) -> bytes:
         numbers[f"task/{number}/norm"] = task.norm
         numbers |= {f"task/{number}/head/{part}": tensor for part, tensor in task.head.items()}
     sections |= {name: as_section(tensor, coded=coded) for name, tensor in numbers.items()}
+    if coded:
+        check_effort(bundle.layout.weight_count, count, sections["backbone/weight"].nbytes)
     manifest = {
         "backbone": {"name": bundle.backbone, "plan": bundle.plan.as_json()},
         "encoding": encoding,
@@ -157,26 +170,27 @@ def to_bytes(bundle: Bundle, encoding: str) -> bytes:
     return format.to_bytes(manifest, sections)
 
 
-def check_share(weights: int, used: int) -> None:
-    """Refuse coded masks that use so few weights that a small file would take a lot of memory to read."""
-    if weights > FEW + SPARSEST * used:
-        raise BundleError(f"of {weights} weights only {used} are used, too few for coded masks; packed ones hold them")
+def check_effort(weights: int, tasks: int, size: int) -> None:
+    """Refuse coded masks that would take much memory or time to read from a small file; `size` is that of weights."""
+    if weights > FEW + SPARSEST * size:
+        raise BundleError(f"{size} bytes of {weights} weights are too few for coded masks; packed ones hold them")
+    if weights * tasks > LONGEST:
+        raise BundleError(f"{tasks} tasks of {weights} weights are too many for coded masks; packed ones hold them")
 
 
 def save(path: Path, data: bytes) -> None:
-    """Write a bundle's bytes, wholly or not at all."""
-    atomic.write_bytes(path, data)
+    """Write a bundle's bytes, wholly or not at all; what could not be read again is not written."""
+    with atomic.replacing(path) as temporary:
+        temporary.write_bytes(data)
+        load_bundle(temporary)
 
 
 def load_bundle(path: str | Path) -> Bundle:
     """The bundle in a file. Every digest is checked; raises BundleError with the reason if anything is off."""
     path = Path(path)
     manifest, sections, digest = format.read(path)
-    try:
+    with refusing(path, "bundle"):
         return _assemble(manifest, sections, digest)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, PlanError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise BundleError(f"{path} does not describe a bundle: {reason}") from None
 
 
 def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], digest: str) -> Bundle:
@@ -189,17 +203,20 @@ def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], diges
         raise ValueError(f"precision {precision!r} is unknown; known: {', '.join(PRECISIONS)}")
     plan = Plan.from_json(manifest["backbone"]["plan"])
     layout = Layout(plan)
+    if not layout.weight_count:
+        raise ValueError("its network has no weights")
+    expect_keys(manifest["preprocessing"], *Preprocessing.__dataclass_fields__)
     preprocessing = Preprocessing(**manifest["preprocessing"])
     if plan.input != (preprocessing.channels, preprocessing.height, preprocessing.width):
         raise ValueError("the images of the preprocessing do not fit the network")
-    entries = [task_entry(value) for value in manifest["tasks"]]
-    if not 1 <= len(entries) <= MAX_TASKS:
-        raise ValueError(f"it holds {len(entries)} tasks; 1 to {MAX_TASKS} are right")
-    if len({entry["name"] for entry in entries}) != len(entries):
-        raise ValueError("two tasks have the same name")
+    entries = task_entries(manifest["tasks"])
     coded = encoding == "coded"
     left = Sections(sections, precision, coded=coded)
-    stored = left.weights("backbone/weight", None if coded else layout.weight_count)
+    if coded:
+        check_effort(layout.weight_count, len(entries), sections["backbone/weight"].nbytes)
+        stored = left.weights_up_to("backbone/weight", layout.weight_count)
+    else:
+        stored = left.weights("backbone/weight", layout.weight_count)
     scale = left.scale("backbone/scale", len(entries), layout.channel_count)
     bits, tasks = [], {}
     for number, entry in enumerate(entries):
@@ -210,7 +227,6 @@ def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], diges
         tasks[entry["name"]] = BundledTask(**entry, norm=norm, head=head)
     masks: Masks
     if coded:
-        check_share(layout.weight_count, len(stored))
         masks = CodedMasks(left.bits("backbone/owner"), bits, layout.layers)
     else:
         masks = PackedMasks(bits, layout.weight_count)
@@ -219,5 +235,7 @@ def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], diges
     if not isinstance(name, str) or not name.encode():
         raise ValueError("the backbone needs a name")
     sizes = {section: tensor.nbytes for section, tensor in sections.items()}
-    run = dict(manifest["run"])
+    run = manifest["run"]
+    if not isinstance(run, dict):
+        raise ValueError("what it says of its run is no object")
     return Bundle(name, plan, preprocessing, stored, scale, tasks, masks, run, encoding, digest, sizes)

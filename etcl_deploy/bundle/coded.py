@@ -38,7 +38,6 @@ from etcl_deploy.bundle.codec import first_owner
 REFERENCE = struct.Struct("<H")
 CHAIN = 4
 CANDIDATES = 8  # how many earlier tasks are tried as a reference
-MAX_TASKS = (1 << 16) - 2
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,8 @@ def decode_owners(data: bytes, tasks: int, before: Owners) -> Owners:
     found = Owners(np.where(before.used, before.owner, tasks).astype(np.uint16), tasks, before.layers)
     free = np.flatnonzero(~before.used)
     for task, table in enumerate(levels.reshape(count, len(before.layers)), before.tasks):
+        if not table.any():
+            continue  # it claims nothing
         claimed = decoder.take(_sizes(free, found.edges), table)
         found.owner[free[claimed]] = task
         free = free[~claimed]

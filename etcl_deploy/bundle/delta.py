@@ -3,8 +3,7 @@
 A delta is a file as `format` describes, under the key `etcl-delta`. Its manifest:
 
     base            the digest of the bundle it belongs to
-    result          the digest of the bundle it gives
-    bytes           the SHA-256 of that bundle's whole file
+    bytes           the SHA-256 of the whole file of the bundle it gives
     run, tasks      as in the manifest of that bundle
     sections        as in every manifest
 
@@ -20,7 +19,7 @@ Its sections, with `<i>` the number of a task of the new bundle; they are as in 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,111 +28,151 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from etcl_deploy import atomic
 from etcl_deploy.bundle import coded, format
-from etcl_deploy.bundle.bundle import Bundle, BundledTask, load_bundle, to_bytes
+from etcl_deploy.bundle.bundle import Bundle, BundledTask, check_effort, load_bundle, to_bytes
+from etcl_deploy.bundle.codec import pack, unpack
 from etcl_deploy.bundle.coded import Owners
-from etcl_deploy.bundle.sections import Sections, as_section, as_tensor, expect_keys, read_head, task_entry
+from etcl_deploy.bundle.masks import Masks
+from etcl_deploy.bundle.sections import (
+    Sections,
+    as_section,
+    as_tensor,
+    expect_keys,
+    read_head,
+    refusing,
+    task_entries,
+)
 from etcl_deploy.errors import BundleError
+
+
+def write_delta(old_path: Path, new_path: Path, path: Path) -> None:
+    """Write what a later bundle has that the old one has not; what did not give the later one is not kept."""
+    if path.exists() and any(path.samefile(source) for source in (old_path, new_path)):
+        raise BundleError(f"{path} is one of the two bundles; name another file for the delta")
+    with atomic.replacing(path) as temporary:
+        temporary.write_bytes(make_delta(old_path, new_path))
+        if apply_delta(old_path, temporary) != new_path.read_bytes():
+            raise BundleError(f"{new_path} was written by another version of etcl_deploy; bundle its run again")
 
 
 def make_delta(old_path: Path, new_path: Path) -> bytes:
     """What a later bundle of the same run has that the old one has not."""
     old, new = load_bundle(old_path), load_bundle(new_path)
-    before, masks = _masks(old), _masks(new)
-    first = len(before)
-    _check_follows(old, new, before, masks)
-    data = to_bytes(new, new.encoding)
-    if data != new_path.read_bytes():
-        raise BundleError(f"{new_path} was written by another version of etcl_deploy; bundle its run again")
-    owners = Owners.of(masks, len(masks), new.layout.layers)
+    first = len(old.tasks)
+    _check_follows(old, new)
+    owners = _owners(new)
     sections = {"owner": as_tensor(coded.encode_owners(owners, first))}
     numbers = {"weight": new.kept[_added(owners, first)]}
     numbers |= {} if new.scale is None else {"scale": new.scale[first:]}
     for number, task in enumerate(new.tasks.values()):
         known = old.tasks.get(task.name)
         if known is None:
-            near = {other: owners.by_owner(masks[other]) for other in range(number)[-coded.CANDIDATES :]}
-            mask = coded.encode_mask(owners, number, owners.by_owner(masks[number]), near)
+            choice = range(number)[-coded.CANDIDATES :]
+            own, *near = (owners.by_owner(new.masks[other].numpy()) for other in (number, *choice))
+            mask = coded.encode_mask(owners, number, own, dict(zip(choice, near, strict=True)))
             sections[f"task/{number}/mask"] = as_tensor(mask)
             numbers[f"task/{number}/norm"] = task.norm
-        if known is None or not _same(known.head, task.head):
+        if known is None or not all(_same(tensor, task.head[part]) for part, tensor in known.head.items()):
             numbers |= {f"task/{number}/head/{part}": tensor for part, tensor in task.head.items()}
     sections |= {name: as_section(tensor, coded=True) for name, tensor in numbers.items()}
-    about = {"base": old.digest, "result": new.digest, "bytes": hashlib.sha256(data).hexdigest()}
-    return format.to_bytes(
-        {**about, "run": dict(new.run), "tasks": [task.entry() for task in new.tasks.values()]}, sections, format.DELTA
-    )
+    about = {"base": old.digest, "bytes": hashlib.sha256(new_path.read_bytes()).hexdigest(), "run": dict(new.run)}
+    return format.to_bytes({**about, "tasks": [task.entry() for task in new.tasks.values()]}, sections, format.DELTA)
 
 
 def apply_delta(old_path: Path, path: Path) -> bytes:
     """The bytes of the new bundle."""
     old = load_bundle(old_path)
     manifest, sections, _ = format.read(path, format.DELTA)
-    try:
-        expect_keys(manifest, "base", "result", "bytes", "run", "sections", "tasks")
+    with refusing(path, "delta"):
+        expect_keys(manifest, "base", "bytes", "run", "sections", "tasks")
         if manifest["base"] != old.digest:
             raise BundleError(
                 f"{path} belongs to the bundle with digest {str(manifest['base'])[:16]}..., but {old_path} has "
                 f"{old.digest[:16]}..."
             )
         data = to_bytes(_joined(old, manifest, sections), old.encoding)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise BundleError(f"{path} does not describe a delta: {reason}") from None
     if hashlib.sha256(data).hexdigest() != manifest["bytes"]:
         raise BundleError(f"{path} gives another bundle than it states; bundle the run again")
     return data
 
 
 def _joined(old: Bundle, manifest: Mapping[str, Any], sections: Mapping[str, Tensor]) -> Bundle:
-    left, layout = Sections(sections, old.precision, coded=True), old.layout
-    listed = [task_entry(value) for value in manifest["tasks"]]
-    masks = _masks(old)
-    first = len(masks)
-    if [entry["name"] for entry in listed[:first]] != list(old.tasks):
+    left, layout, first = Sections(sections, old.precision, coded=True), old.layout, len(old.tasks)
+    entries = task_entries(manifest["tasks"])
+    before = [(task.name, task.classes) for task in old.tasks.values()]
+    if [(entry["name"], entry["classes"]) for entry in entries[:first]] != before:
         raise ValueError("it does not begin with the tasks of the old bundle")
-    before = Owners.of(masks, first, layout.layers)
-    owners = coded.decode_owners(left.bits("owner").numpy().tobytes(), len(listed), before)
+    check_effort(layout.weight_count, len(entries), old.stored.nbytes)
+    owners = coded.decode_owners(left.bits("owner").numpy().tobytes(), len(entries), _owners(old))
+    masks = _Followed(old.masks, first, layout.weight_count)
     tasks: dict[str, BundledTask] = {}
-    for number, entry in enumerate(listed):
+    for number, entry in enumerate(entries):
         prefix, known = f"task/{number}", old.tasks.get(entry["name"])
         if known is None:
             data = left.bits(f"{prefix}/mask").numpy().tobytes()
             reference = coded.reference_of(data, number)
-            other = None if reference is None else owners.by_owner(masks[reference])
+            other = None if reference is None else owners.by_owner(masks[reference].numpy())
             masks.append(owners.in_place(coded.decode_mask(owners, number, data, other)))
-            norm = left.numbers(f"{prefix}/norm", layout.norm_count)
-        else:
-            norm = known.norm
-        changed = known is None or f"{prefix}/head/weight" in sections
-        head = read_head(left, prefix, len(entry["classes"]), old.plan) if changed or known is None else known.head
+        norm = left.numbers(f"{prefix}/norm", layout.norm_count) if known is None else known.norm
+        stays = known is not None and f"{prefix}/head/weight" not in sections
+        head = known.head if known and stays else read_head(left, prefix, len(entry["classes"]), old.plan)
         tasks[entry["name"]] = BundledTask(**entry, norm=norm, head=head)
-    more = left.scale("scale", len(listed) - first, layout.channel_count)
+    more = left.scale("scale", len(entries) - first, layout.channel_count)
     scale = None if old.scale is None or more is None else torch.cat([old.scale, more])
     added = _added(owners, first)
     kept = old.kept.clone()
     kept[added] = left.weights("weight", int(added.sum()))
     left.finish()
-    bits = [torch.from_numpy(mask) for mask in masks]
-    return replace(old, stored=kept, scale=scale, tasks=tasks, masks=bits, run=dict(manifest["run"]))
+    return replace(old, stored=kept, scale=scale, tasks=tasks, masks=masks, run=dict(manifest["run"]))
 
 
-def _check_follows(old: Bundle, new: Bundle, before: list[np.ndarray], masks: list[np.ndarray]) -> None:
+class _Followed:
+    """The masks of a bundle and those that come after them, which are kept packed."""
+
+    def __init__(self, masks: Masks, count: int, weights: int) -> None:
+        self._masks, self._count, self._weights = masks, count, weights
+        self._more: list[Tensor] = []
+
+    def append(self, mask: np.ndarray) -> None:
+        self._more.append(pack(torch.from_numpy(mask)))
+
+    def __getitem__(self, number: int) -> Tensor:
+        if number < self._count:
+            return self._masks[number]
+        return unpack(self._more[number - self._count], (self._weights,))
+
+
+def _check_follows(old: Bundle, new: Bundle) -> None:
     """Refuse a new bundle that does not go on from the old one."""
-    alike = ("backbone", "plan", "preprocessing", "encoding", "precision")
+    alike = ("backbone", "plan", "preprocessing", "precision")
     apart = [name for name in alike if getattr(old, name) != getattr(new, name)]
     if apart:
         raise BundleError(f"the two bundles differ in their {apart[0]}: they are not of one run, or not written alike")
+    if old.encoding != new.encoding:
+        raise BundleError(
+            f"the two bundles differ in their encoding: `etcl bundle NEW --encoding {old.encoding} -o FILE` "
+            "makes them alike"
+        )
     names = list(old.tasks)
     if list(new.tasks)[: len(names)] != names or len(new.tasks) == len(names):
         raise BundleError(f"the new bundle does not go on from the old one, which has: {', '.join(names)[:200]}")
-    for name, mine, theirs in zip(names, before, masks, strict=False):
+    for number, name in enumerate(names):
         a, b = old.tasks[name], new.tasks[name]
-        if a.classes != b.classes or not np.array_equal(mine, theirs) or not torch.equal(a.norm, b.norm):
+        if a.classes != b.classes or not torch.equal(old.masks[number], new.masks[number]) or not _same(a.norm, b.norm):
             raise BundleError(f"task {name!r} is another one in the new bundle: the two are not of one run")
-    stay = torch.from_numpy(Owners.of(before, len(before), old.layout.layers).used)
-    if not torch.equal(old.kept[stay], new.kept[stay]) or not _same_scales(old, new):
-        raise BundleError("the weights of the old tasks are others in the new bundle: the two are not of one run")
+    stay = torch.from_numpy(_owners(old).used)
+    scales = (old.scale, new.scale[: len(names)]) if old.scale is not None and new.scale is not None else None
+    if not _same(old.kept[stay], new.kept[stay]) or (scales and not _same(*scales)):
+        raise BundleError(
+            "the weights of the old tasks are others in the new bundle: the two are not of one run, or its method "
+            "changes what it has learned"
+        )
+
+
+def _owners(bundle: Bundle) -> Owners:
+    masks: Iterator[np.ndarray] = (bundle.masks[number].numpy() for number in range(len(bundle.tasks)))
+    return Owners.of(masks, len(bundle.tasks), bundle.layout.layers)
 
 
 def _added(owners: Owners, first: int) -> Tensor:
@@ -141,13 +180,6 @@ def _added(owners: Owners, first: int) -> Tensor:
     return torch.from_numpy(owners.used & (owners.owner >= first))
 
 
-def _same_scales(old: Bundle, new: Bundle) -> bool:
-    return old.scale is None or new.scale is None or torch.equal(old.scale, new.scale[: len(old.scale)])
-
-
-def _masks(bundle: Bundle) -> list[np.ndarray]:
-    return [bundle.masks[number].numpy() for number in range(len(bundle.tasks))]
-
-
-def _same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return all(torch.equal(tensor, b[part]) for part, tensor in a.items())
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same bytes: to a number, 0 and -0 are the same."""
+    return a.shape == b.shape and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

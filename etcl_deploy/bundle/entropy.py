@@ -1,12 +1,12 @@
 """Bits of unlike probability as 32-bit words, and back. Pure.
 
 Bits come in *groups*, each with a *level* from 0 to 64: the probability `p` of a one is `sin(pi * level / 128) ** 2`,
-rounded to 16 bits. A group of level 0 is all zeros, one of level 64 all ones; neither takes room. Then, level by
-level, the bits of all groups of that level are joined in the order of the groups, filled up with zeros to whole bytes
-(the first bit is the lowest) and coded byte by byte with rANS: a state of 64 bits that takes in and gives out words
-of 32, and slots for the bytes, 2 ** 24 in all. A byte with `j` ones has `1 + floor(p ** j * (1 - p) ** (8 - j) * (2
-** 24 - 256))` of them; what is left over goes to the byte 0 below level 32, and to 255 from there on. The slots of
-the bytes follow each other in their order. Eight bits at once is what makes decoding fast.
+rounded to 16 bits. A group of level 0 is all zeros, one of level 64 all ones, and no others are; neither takes room.
+Then, level by level, the bits of all groups of that level are joined in the order of the groups, filled up with zeros
+to whole bytes (the first bit is the lowest) and coded byte by byte with rANS: a state of 64 bits that takes in and
+gives out words of 32, and slots for the bytes, 2 ** 24 in all. A byte with `j` ones has `1 + floor(p ** j * (1 - p) **
+(8 - j) * (2 ** 24 - 256))` of them; what is left over goes to the byte 0 below level 32, and to 255 from there on. The
+slots of the bytes follow each other in their order. Eight bits at once is what makes decoding fast.
 
 A reader starts from the state 0. Before every byte, as long as the state is below 2 ** 32 and a word is left, it
 shifts the state up by 32 bits and adds the next word, from the end. The slot `state % 2 ** 24` is one of the `slots`
@@ -92,6 +92,8 @@ class Decoder:
             for group in groups:
                 end = start + group.stop - group.start
                 bits[group] = joined[start:end]
+                if not 0 < np.count_nonzero(joined[start:end]) < end - start:
+                    raise ValueError("a group that is all zeros or all ones has another level")
                 start = end
         return bits
 

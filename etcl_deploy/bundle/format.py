@@ -1,8 +1,8 @@
 """The bundle file, format 1.
 
 A bundle is a safetensors file: 8 bytes, little-endian, with the length of the header; the header, JSON filled up with
-spaces to a multiple of 8; the tensors, little-endian, without gaps, wider types first, so that each lies at a
-multiple of its own width. The header's `__metadata__` holds exactly one key, `etcl`, whose text is
+spaces to a multiple of 8; the tensors, little-endian, without gaps, wider types first, then by name, so that each lies
+at a multiple of its own width. The header's `__metadata__` holds exactly one key, `etcl`, whose text is
 
     1 <sha256 of the manifest, 64 hex digits>\n<manifest>
 
@@ -33,15 +33,17 @@ a packed bundle; in a coded one they are U8, these numbers in fewer bytes (`etcl
     task/<i>/head/bias        F32 [classes], where the plan has `head_bias`
     task/<i>/head/scale       F32 [classes], int8 only
 
-A reader MUST refuse: another format; a manifest or section whose digest differs; a tensor the manifest does not list
-with the same type and shape, or lists and the file lacks; sections other than the ones above; anything after the last
-tensor; numbers that are not finite, scales that are not above 0. The bundle's own digest is the manifest's, which
-covers all sections.
+A reader MUST refuse: another format; a manifest or section whose digest differs; a header or manifest in another form
+than the one the writer gives it; a tensor the manifest does not list with the same type and shape, or lists and the
+file lacks; sections other than the ones above; anything after the last tensor; numbers that are not finite, scales
+that are not above 0; and what docs/bundle-format.md lists beside these, which says all of this at more length. The
+bundle's own digest is the manifest's, which covers all sections.
 
 What a reader may be asked to hold is bounded. Plans have limits (`etcl_deploy.plan`, `etcl_deploy.operations`); there
-are at most 65,534 tasks of 100,000 classes; the header has at most 100 million bytes; a coded bundle has at most
-4,194,304 + 32 * used weights, else it is refused before anything is decoded. Reading one task takes at most 64 MB, 3
-times the file, 64 times its header, and 64 bytes a weight.
+are at most 65,534 tasks of 100,000 classes; the header has at most 100 million bytes; a coded bundle has at most 2 **
+22 + 32 * the bytes of its weights as many weights, and times tasks 2 ** 34. Reading one task takes at most 64 MB, 3
+times the file, 64 times its header, 64 bytes for every weight and number of a head, and 64 for every task and step
+with weights.
 
 The same content gives the same bytes: safetensors orders the tensors, and one metadata key has only one order.
 
@@ -54,6 +56,7 @@ import ctypes
 import hashlib
 import json
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,7 @@ FORMAT = 1
 BUNDLE, DELTA = "etcl", "etcl-delta"  # the metadata key, by which the two kinds of files are told apart
 KINDS = {BUNDLE: "bundle", DELTA: "delta"}
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
+WIDTHS = {"F32": 4, "F16": 2, "I8": 1, "U8": 1}  # in the order in which they lie in a file
 
 
 def to_bytes(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], key: str = BUNDLE) -> bytes:
@@ -91,6 +95,8 @@ def read(path: Path, key: str = BUNDLE) -> tuple[dict[str, Any], dict[str, Tenso
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             sections = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        with path.open("rb") as file:
+            header = file.read(int.from_bytes(file.read(8), "little"))
     except FileNotFoundError:
         raise BundleError(f"{path} does not exist") from None
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, OverflowError) as error:
@@ -104,6 +110,8 @@ def read(path: Path, key: str = BUNDLE) -> tuple[dict[str, Any], dict[str, Tenso
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BundleError(f"{path} has a manifest that is not what format 1 says") from None
     _check_sections(path, listed, sections)
+    if header != _header(metadata, listed):
+        raise BundleError(f"{path} has a header that is not what format 1 says")
     return manifest, sections, digest
 
 
@@ -138,8 +146,20 @@ def _check_sections(path: Path, listed: Any, sections: Mapping[str, Tensor]) -> 
         raise BundleError(f"{path} is damaged: its sections are not the ones its manifest lists")
     for name, tensor in sections.items():
         found = _describe(tensor)
-        if found != listed[name]:
+        if found != listed[name] or found["dtype"] not in WIDTHS:
             raise BundleError(f"{path} is damaged: section {name!r} is not the one its manifest describes")
+
+
+def _header(metadata: Mapping[str, str], listed: Mapping[str, Any]) -> bytes:
+    """The one header that a file with these sections has."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in sorted(listed, key=lambda name: ([*WIDTHS].index(listed[name]["dtype"]), name)):
+        dtype, shape = listed[name]["dtype"], listed[name]["shape"]
+        begin, end = end, end + prod(shape) * WIDTHS[dtype]
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8)
 
 
 def _describe(tensor: Tensor) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -61,24 +61,24 @@ class CodedMasks:
             if depths[-1] > codec.CHAIN:
                 raise ValueError(f"the mask of task {number} refers to others over more than {codec.CHAIN} steps")
         self._ready: OrderedDict[int, np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
+        self._owners: Owners | None = None
+        self._lock = threading.RLock()
 
-    @cached_property
+    @property
     def owners(self) -> Owners:
         """Which task owns each weight."""
-        try:
-            return self._codec.decode_owners(self._data, len(self._coded), self._codec.Owners.of([], 0, self._layers))
-        except ValueError as error:
-            raise BundleError(f"the bundle is damaged: section 'backbone/owner': {error}") from None
+        with self._lock:
+            if self._owners is None:
+                nobody = self._codec.Owners.of([], 0, self._layers)
+                try:
+                    self._owners = self._codec.decode_owners(self._data, len(self._coded), nobody)
+                except ValueError as error:
+                    raise BundleError(f"the bundle is damaged: section 'backbone/owner': {error}") from None
+            return self._owners
 
     def __getitem__(self, number: int) -> Tensor:
         with self._lock:
             return torch.from_numpy(self.owners.in_place(self._decoded(number)))
-
-    def forget(self) -> None:
-        """Keep no decoded mask."""
-        with self._lock:
-            self._ready.clear()
 
     def _decoded(self, number: int) -> np.ndarray:
         """A mask in the order of owners."""

@@ -17,6 +17,8 @@ LARGEST = 127
 
 def reduce(values: Tensor, precision: str, row: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:
     """float32 values in a precision, and for int8 the scale of each of so many rows; `row` says which a value is in."""
+    if not values.isfinite().all():
+        raise BundleError("a weight is not finite: the run has learned nothing that could be bundled")
     if precision != "int8":
         reduced = values.to(PRECISIONS[precision])
         if not reduced.isfinite().all():
@@ -28,9 +30,9 @@ def reduce(values: Tensor, precision: str, row: Tensor, rows: int) -> tuple[Tens
     return (values / scale[row]).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
 
 
-def expand(values: Tensor, scale: Tensor | None, row: Tensor) -> Tensor:
-    """The float32 values that reduced ones stand for; what is in float32 already is not copied."""
-    return values.float() if scale is None else values.float() * scale[row]
+def expand(values: Tensor, scale: Tensor | None) -> Tensor:
+    """The float32 values that reduced ones stand for, with the scale of each; what is in float32 is not copied."""
+    return values.float() if scale is None else values.float().mul_(scale)
 
 
 def reduced_weights(
@@ -45,11 +47,7 @@ def reduced_weights(
 
 def reduced_head(head: Mapping[str, Tensor], precision: str) -> dict[str, Tensor]:
     """A head in a precision; for int8 with the scale of every class."""
-    classes, features = head["weight"].shape
-    weight, scale = reduce(head["weight"], precision, head_row(classes, features), classes)
-    return {**head, "weight": weight, **({} if scale is None else {"scale": scale})}
-
-
-def head_row(classes: int, features: int) -> Tensor:
-    """The row of every value of a head: its class."""
-    return torch.arange(classes).unsqueeze(1).expand(classes, features)
+    weight = head["weight"]
+    row = torch.arange(len(weight)).unsqueeze(1).expand(weight.shape)
+    stored, scale = reduce(weight, precision, row, len(weight))
+    return {**head, "weight": stored, **({} if scale is None else {"scale": scale})}

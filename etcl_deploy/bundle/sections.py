@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +13,11 @@ from torch import Tensor
 
 from etcl_deploy.bundle.format import DTYPES
 from etcl_deploy.bundle.precision import PRECISIONS
+from etcl_deploy.errors import BundleError
 from etcl_deploy.plan import Plan
 
 MAX_CLASSES = 100_000
+MAX_TASKS = 65_534
 
 
 class Sections:
@@ -24,9 +28,13 @@ class Sections:
         self._precision = precision
         self._coded = coded
 
-    def weights(self, name: str, *shape: int | None) -> Tensor:
-        """Numbers in the precision of the bundle; None: however many there are."""
+    def weights(self, name: str, *shape: int) -> Tensor:
+        """Numbers in the precision of the bundle."""
         return self._numbers(name, shape, PRECISIONS[self._precision])
+
+    def weights_up_to(self, name: str, most: int) -> Tensor:
+        """The same, however many there are of them up to so many; they are coded."""
+        return _finite(name, _decoded(name, self.bits(name), PRECISIONS[self._precision], range(most + 1)))
 
     def numbers(self, name: str, *shape: int) -> Tensor:
         """Numbers in single precision."""
@@ -37,27 +45,25 @@ class Sections:
         if self._precision != "int8":
             return None
         found = self.numbers(name, *shape)
-        if not (found > 0).all():
-            raise ValueError(f"section {name!r} holds a scale that is not above 0")
+        if not ((found > 0) & (found * 128).isfinite()).all():
+            raise ValueError(f"section {name!r} holds a scale that is not above 0, or beyond single precision")
         return found
 
     def bits(self, name: str, size: int | None = None) -> Tensor:
         """Bytes that stand for bits."""
-        return _fitting(name, self._left.pop(name), (size,), torch.uint8)
+        found = self._left.pop(name)
+        return _fitting(name, found, (found.numel() if size is None else size,), torch.uint8)
 
     def finish(self) -> None:
         """Make sure that nothing is left."""
         if self._left:
             raise ValueError(f"section {min(self._left)!r} belongs to nothing")
 
-    def _numbers(self, name: str, shape: tuple[int | None, ...], dtype: torch.dtype) -> Tensor:
+    def _numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self._coded:
-            tensor = _decoded(name, self.bits(name), shape, dtype)
-        else:
-            tensor = _fitting(name, self._left.pop(name), shape, dtype)
-        if dtype.is_floating_point and not tensor.isfinite().all():
-            raise ValueError(f"section {name!r} holds numbers that are not finite")
-        return tensor
+            count = prod(shape)
+            return _finite(name, _decoded(name, self.bits(name), dtype, range(count, count + 1)).view(shape))
+        return _finite(name, _fitting(name, self._left.pop(name), shape, dtype))
 
 
 def as_section(numbers: Tensor, *, coded: bool) -> Tensor:
@@ -74,22 +80,24 @@ def as_tensor(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def _decoded(name: str, data: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype) -> Tensor:
+def _decoded(name: str, data: Tensor, dtype: torch.dtype, counts: range) -> Tensor:
     from etcl_deploy.bundle import values
 
     try:
-        flat = values.decode(data.numpy().tobytes(), dtype)
+        return values.decode(data.numpy().data, dtype, counts)
     except ValueError as error:
         raise ValueError(f"section {name!r}: {error}") from None
-    right = [-1 if size is None else size for size in shape]
-    return _fitting(name, flat.view(right) if -1 in right or flat.numel() == prod(right) else flat, shape, dtype)
 
 
-def _fitting(name: str, tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype) -> Tensor:
-    fits = len(shape) == tensor.ndim and all(n in (None, m) for n, m in zip(shape, tensor.shape, strict=True))
-    if not fits or tensor.dtype != dtype:
-        right = [size if size is not None else "any" for size in shape]
-        raise ValueError(f"section {name!r} should be {DTYPES[dtype]} {right}")
+def _fitting(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    if tensor.dtype != dtype or tensor.shape != shape:
+        raise ValueError(f"section {name!r} should be {DTYPES[dtype]} {list(shape)}")
+    return tensor
+
+
+def _finite(name: str, tensor: Tensor) -> Tensor:
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        raise ValueError(f"section {name!r} holds numbers that are not finite")
     return tensor
 
 
@@ -108,8 +116,29 @@ def expect_keys(value: Any, *keys: str) -> None:
         raise ValueError(f"expected an object with exactly the keys {', '.join(keys)}")
 
 
-def task_entry(value: Any) -> dict[str, Any]:
-    """What the manifest says of a task, each of exactly its type and in its range."""
+def task_entries(listed: Any) -> list[dict[str, Any]]:
+    """What the manifest says of all tasks."""
+    if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_TASKS:
+        count = len(listed) if isinstance(listed, list) else "no list of"
+        raise ValueError(f"it holds {count} tasks; 1 to {MAX_TASKS} are right")
+    entries = [_task_entry(value) for value in listed]
+    if len({entry["name"] for entry in entries}) != len(entries):
+        raise ValueError("two tasks have the same name")
+    return entries
+
+
+@contextmanager
+def refusing(path: Path, kind: str) -> Iterator[None]:
+    """Whatever is wrong inside is the fault of the file."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise BundleError(f"{path} does not describe a {kind}: {reason}") from None
+
+
+def _task_entry(value: Any) -> dict[str, Any]:
+    """Each of exactly its type and in its range."""
     expect_keys(value, "name", "classes", "density", "accuracy", "learned")
     name, classes, density = value["name"], value["classes"], value["density"]
     texts = [name, *classes] if isinstance(classes, list) else [None]

@@ -45,11 +45,13 @@ def encode(values: Tensor) -> bytes:
     return coded if len(coded) < len(plain) and len(raw) <= MOST + 64 * len(coded) else plain
 
 
-def decode(data: bytes, dtype: torch.dtype) -> Tensor:
-    """The values that were encoded, flat; whatever else is a ValueError."""
+def decode(data: memoryview, dtype: torch.dtype, counts: range) -> Tensor:
+    """The values that were encoded, flat; whatever else is a ValueError, as is a count that is not among `counts`."""
     if len(data) < HEAD.size:
         raise ValueError("it is cut off")
     count, kinds = HEAD.unpack_from(data)
+    if count not in counts:
+        raise ValueError(f"it holds {count} numbers, not {counts.stop - 1}")
     if count > MOST + 64 * len(data):
         raise ValueError(f"{len(data)} bytes do not hold {count} numbers")
     raw = np.empty((count, dtype.itemsize), dtype=np.uint8)

@@ -13,7 +13,8 @@ Encoding = Annotated[
     Literal["coded", "packed"], typer.Option(help="Masks: small, to be shipped, or a bit a weight, to be mapped.")
 ]
 Precision = Annotated[
-    Literal["fp32", "fp16", "int8"], typer.Option(help="Weights and heads; below fp32 accuracy is measured again.")
+    Literal["fp32", "fp16", "int8"] | None,
+    typer.Option(help="Weights and heads of a run, fp32 unless said; below that accuracy is measured again."),
 ]
 
 
@@ -21,24 +22,25 @@ def bundle(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory; or a bundle, to be encoded anew.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, x.etcl.")],
     encoding: Encoding = "coded",
-    precision: Precision = "fp32",
+    precision: Precision = None,
     data_root: DataRoot = None,
     as_json: Json = False,
 ) -> None:
     """Write one file with everything needed to predict."""
-    from etcl_deploy.bundle.bundle import load_bundle
-    from etcl_deploy.deploy import bundle_run, write_bundle
+    from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes
+    from etcl_deploy.deploy import bundle_run
     from etcl_deploy.learn.directory import load
     from etcl_deploy.origins import tasks_of
 
     if run.is_file():
-        if precision != "fp32":
-            raise typer.BadParameter("a bundle keeps the precision it has; name the run it was made from")
-        write_bundle(load_bundle(run), output, encoding)
+        whole = load_bundle(run)
+        if precision not in (None, whole.precision):
+            raise typer.BadParameter(f"a bundle keeps its precision, {whole.precision}; name the run it was made from")
+        save(output, to_bytes(whole, encoding))
     else:
-        stored = load(run)
-        tasks = [] if precision == "fp32" else tasks_of(stored, err.print, data_root)
-        bundle_run(stored.run, stored.config, output, encoding, precision, {task.name: task.test for task in tasks})
+        stored, kept = load(run), precision or "fp32"
+        tasks = [] if kept == "fp32" else tasks_of(stored, err.print, data_root)
+        bundle_run(stored.run, stored.config, output, encoding, kept, {task.name: task.test for task in tasks})
     inspect(output, as_json)
 
 
@@ -53,10 +55,11 @@ def inspect(path: BundleFile, as_json: Json = False) -> None:
 
 
 def verify(path: BundleFile, as_json: Json = False) -> None:
-    """Check every digest of a bundle."""
+    """Check every digest of a bundle, and that every task can be decoded."""
     from etcl_deploy.bundle.bundle import load_bundle
 
     loaded = load_bundle(path)
+    loaded.decode_all()
     result = {"file": str(path), "ok": True, "digest": loaded.digest, "tasks": list(loaded.tasks)}
     line = f"{path}: {len(loaded.tasks)} tasks, every digest is right"
     show(result, as_json=as_json, picture=line)
@@ -69,11 +72,10 @@ def delta(
     as_json: Json = False,
 ) -> None:
     """Write what later tasks added to a bundle, to be applied to the old one."""
-    from etcl_deploy.bundle.bundle import save
-    from etcl_deploy.bundle.delta import make_delta
+    from etcl_deploy.bundle.delta import write_delta
     from etcl_deploy.render import size
 
-    save(output, make_delta(old, new))
+    write_delta(old, new, output)
     small, large = output.stat().st_size, new.stat().st_size
     result = {"file": str(output), "bytes": small, "new": large}
     show(result, as_json=as_json, picture=f"{output}: {size(small)} instead of {size(large)}")

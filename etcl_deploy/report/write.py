@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from etcl_deploy import atomic, compare
-from etcl_deploy.errors import RunError
 from etcl_deploy.report.of_compare import compare_page
 from etcl_deploy.report.of_run import run_page
 
 
 def write_report(source: Path, output: Path) -> None:
     """Write the page of a run, or of a comparison, to a file."""
-    if output.is_dir():
-        raise RunError(f"{output} is a directory; name a file ending in .html")
+    atomic.check_replaceable(output)
     page = compare_page(source) if (source / compare.RECORD).exists() else run_page(source)
     atomic.write_bytes(output, page.as_html().encode())
