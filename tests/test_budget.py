@@ -87,12 +87,16 @@ def test_a_manifest_full_of_little_things_keeps_to_it(tmp_path: Path, filling: s
     assert outcome == "refused" and path.stat().st_size < count < allowed(path, 0)
 
 
-def test_what_could_not_be_read_is_not_written() -> None:
+def test_what_could_not_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too few bytes for so many weights, too many tasks of so many weights."""
     check_effort(FEW, 1, 0)
     check_effort(FEW + 32, 1, 1)
     check_effort(FEW, LONGEST // FEW, 0)
-    with pytest.raises(BundleError, match="1 bytes of 4194337 weights are too few for coded masks; packed ones hold"):
+    with pytest.raises(ValueError, match="1 bytes of 4194337 weights are too few for coded masks; packed ones hold"):
         check_effort(FEW + 33, 1, 1)
-    with pytest.raises(BundleError, match="4097 tasks of 4194304 weights are too many for coded masks; packed ones"):
+    with pytest.raises(ValueError, match="4097 tasks of 4194304 weights are too many for coded masks; packed ones"):
         check_effort(FEW, LONGEST // FEW + 1, 0)
+    with monkeypatch.context() as smaller:
+        smaller.setattr("etcl_deploy.bundle.bundle.LONGEST", 100)
+        with pytest.raises(BundleError, match="too many for coded masks"):
+            to_bytes(made_bundle(2), "coded")

@@ -158,7 +158,10 @@ def to_bytes(bundle: Bundle, encoding: str) -> bytes:
         numbers |= {f"task/{number}/head/{part}": tensor for part, tensor in task.head.items()}
     sections |= {name: as_section(tensor, coded=coded) for name, tensor in numbers.items()}
     if coded:
-        check_effort(bundle.layout.weight_count, count, sections["backbone/weight"].nbytes)
+        try:
+            check_effort(bundle.layout.weight_count, count, sections["backbone/weight"].nbytes)
+        except ValueError as error:
+            raise BundleError(str(error)) from None
     manifest = {
         "backbone": {"name": bundle.backbone, "plan": bundle.plan.as_json()},
         "encoding": encoding,
@@ -173,9 +176,9 @@ def to_bytes(bundle: Bundle, encoding: str) -> bytes:
 def check_effort(weights: int, tasks: int, size: int) -> None:
     """Refuse coded masks that would take much memory or time to read from a small file; `size` is that of weights."""
     if weights > FEW + SPARSEST * size:
-        raise BundleError(f"{size} bytes of {weights} weights are too few for coded masks; packed ones hold them")
+        raise ValueError(f"{size} bytes of {weights} weights are too few for coded masks; packed ones hold them")
     if weights * tasks > LONGEST:
-        raise BundleError(f"{tasks} tasks of {weights} weights are too many for coded masks; packed ones hold them")
+        raise ValueError(f"{tasks} tasks of {weights} weights are too many for coded masks; packed ones hold them")
 
 
 def save(path: Path, data: bytes) -> None:

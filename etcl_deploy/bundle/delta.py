@@ -31,7 +31,6 @@ from torch import Tensor
 from etcl_deploy import atomic
 from etcl_deploy.bundle import coded, format
 from etcl_deploy.bundle.bundle import Bundle, BundledTask, check_effort, load_bundle, to_bytes
-from etcl_deploy.bundle.codec import pack, unpack
 from etcl_deploy.bundle.coded import Owners
 from etcl_deploy.bundle.masks import Masks
 from etcl_deploy.bundle.sections import (
@@ -132,15 +131,15 @@ class _Followed:
 
     def __init__(self, masks: Masks, count: int, weights: int) -> None:
         self._masks, self._count, self._weights = masks, count, weights
-        self._more: list[Tensor] = []
+        self._more: list[np.ndarray] = []
 
     def append(self, mask: np.ndarray) -> None:
-        self._more.append(pack(torch.from_numpy(mask)))
+        self._more.append(np.packbits(mask))
 
     def __getitem__(self, number: int) -> Tensor:
         if number < self._count:
             return self._masks[number]
-        return unpack(self._more[number - self._count], (self._weights,))
+        return torch.from_numpy(np.unpackbits(self._more[number - self._count], count=self._weights).view(np.bool_))
 
 
 def _check_follows(old: Bundle, new: Bundle) -> None:
