@@ -12,10 +12,16 @@ from etcl_deploy.preprocessing import Preprocessing
 
 
 def made_bundle(
-    tasks: int, backbone: str = "fcn3", width: int = 5, side: int = 4, density: float = 0.4, precision: str = "fp32"
+    tasks: int,
+    backbone: str = "fcn3",
+    width: int = 5,
+    side: int = 4,
+    density: float = 0.4,
+    precision: str = "fp32",
+    seed: int = 0,
 ) -> Bundle:
-    """Tasks whose masks each differ a little from the one before; the same at every call."""
-    chance = torch.Generator().manual_seed(0)
+    """Tasks whose masks each differ a little from the one before; fewer of them are the first of more."""
+    chance = torch.Generator().manual_seed(seed)
     preprocessing = Preprocessing(side, side, 1)
     plan = BACKBONES[backbone]((1, side, side), width)
     plan = plan.without(plan.dropouts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Learned
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made import made_bundle
 from test_cli import answer, fails
 
 from etcl_deploy.bundle import format, values
@@ -53,6 +57,35 @@ def test_a_delta_gives_the_new_bundle(learned: Learned, tmp_path: Path, encoding
         assert (tmp_path / "d").stat().st_size < 0.6 * len(held)
     (tmp_path / "d").write_bytes(make_delta(files[0], files[-1]))
     assert apply_delta(files[0], tmp_path / "d") == held
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.sampled_from([("fcn3", 4, 3), ("resnet18", 1, 8), ("lenet5", 1, 8)]),
+    st.lists(st.integers(1, 9), min_size=2, max_size=4, unique=True),
+    st.floats(0, 1),
+    st.sampled_from(PRECISIONS),
+    st.integers(0, 2**32),
+)
+def test_all_ways_lead_to_the_same_bytes(
+    network: tuple[str, int, int], counts: list[int], density: float, precision: str, seed: int
+) -> None:
+    """Read and written again, converted there and back, or brought up to date step by step: any bundle."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        bundles = [made_bundle(count, *network, density, precision, seed) for count in sorted(counts)]
+        for encoding, other in (("coded", "packed"), ("packed", "coded")):
+            files = [written(bundle, folder / f"{n}.etcl", encoding) for n, bundle in enumerate(bundles)]
+            for path in files:
+                converted = written(load_bundle(path), folder / "converted.etcl", other)
+                assert to_bytes(load_bundle(path), encoding) == path.read_bytes()
+                assert to_bytes(load_bundle(converted), encoding) == path.read_bytes()
+            held = folder / "held.etcl"
+            held.write_bytes(files[0].read_bytes())
+            for old, new in pairwise(files):
+                write_delta(old, new, folder / "d")
+                held.write_bytes(apply_delta(held, folder / "d"))
+                assert load_bundle(held).digest == load_bundle(new).digest and held.read_bytes() == new.read_bytes()
 
 
 def test_a_changed_head_travels(learned: Learned, tmp_path: Path) -> None:
