@@ -173,9 +173,13 @@ def test_names_are_shown_as_they_are(learned: Learned, tmp_path: Path) -> None:
         ("missing", "does not exist"),
     ],
 )
-def test_a_damaged_bundle_is_refused_by_every_command(bundle_file: Path, damage: str, reason: str) -> None:
+def test_a_damaged_bundle_is_refused_by_every_command(
+    learned: Learned, tmp_path: Path, damage: str, reason: str
+) -> None:
     """One line with the reason, exit code 1, no traceback, nothing written."""
-    data = bundle_file.read_bytes()
+    bundle_file = tmp_path / "copy.etcl"
+    data = learned.path.read_bytes()
+    bundle_file.write_bytes(data)
     if damage == "truncated":
         bundle_file.write_bytes(data[:-100])
     elif damage == "flipped":

@@ -13,7 +13,7 @@ from test_train import photos, settings  # noqa: F401
 
 from etcl_deploy.compare import Comparison, compare
 from etcl_deploy.config import Config
-from etcl_deploy.errors import ConfigError, RunError
+from etcl_deploy.errors import ConfigError, EtclError, RunError
 from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.events import Event, TaskStarted
 from etcl_deploy.learn.measures import needed_bytes, overlap, used_over_time
@@ -184,7 +184,7 @@ def test_a_page_of_each(photos: Path, tmp_path: Path) -> None:  # noqa: F811
     assert "a &lt;b&gt; &amp; $x$" in text and "<b>" not in text
     for heading in ("Accuracy over time", "Similar tasks", "Masks", "Sizes", "Learning", "Settings and versions"):
         assert f"<h2>{heading}</h2>" in text
-    with pytest.raises(RunError, match="is a directory; name a file"):
+    with pytest.raises(EtclError, match="is a directory; name a file"):
         write_report(tmp_path / "c", tmp_path)
     with pytest.raises(RunError, match="holds no run"):
         write_report(tmp_path / "none", tmp_path / "x.html")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import Learned
 
-from etcl_deploy.errors import ExportError, ParityError, UnknownTaskError
+from etcl_deploy.errors import EtclError, ParityError, UnknownTaskError
 from etcl_deploy.export import to_onnx
 from etcl_deploy.export.operators import Graph
 from etcl_deploy.export.parity import seeded_images, session
@@ -69,7 +69,7 @@ def test_unknown_tasks_and_directories_are_refused(learned: Learned, tmp_path: P
     """Before anything is written."""
     with pytest.raises(UnknownTaskError):
         export_task(learned.bundle, "nobody", tmp_path / "t.onnx")
-    with pytest.raises(ExportError, match="is a directory"):
+    with pytest.raises(EtclError, match="is a directory"):
         export_task(learned.bundle, "parity", tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -18,6 +18,7 @@ import torch
 from conftest import Learned
 from PIL import Image
 
+from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes
 from etcl_deploy.demo import png
 from etcl_deploy.deploy import serve_bundle
 from etcl_deploy.errors import ServeError
@@ -243,13 +244,15 @@ def test_no_proxy_comes_between(server: Server, monkeypatch: pytest.MonkeyPatch)
     assert server.describe()["modelName"] == "digits"
 
 
-def test_describe_lists_tasks_and_cache(server: Server, learned: Learned) -> None:
-    """Tasks with classes and bytes, what is cached, how batches are filled."""
+def test_describe_lists_tasks_and_cache(server: Server, learned: Learned, tmp_path: Path) -> None:
+    """Tasks with classes and bytes, what is cached, how batches are filled; which bundle it is, as it is served."""
     described = describe(server)
+    packed = tmp_path / "packed.etcl"
+    save(packed, to_bytes(learned.bundle, "packed"))
     assert [task["name"] for task in described["tasks"]] == [task.name for task in learned.tasks]
     assert described["tasks"][4]["classes"] == ["even", "odd"]
     assert all(task["bytes"] > 0 for task in described["tasks"])
-    assert described["bundle"] == learned.bundle.digest
+    assert described["bundle"] == load_bundle(packed).digest
 
 
 def test_a_second_start_is_refused_and_a_taken_port_named(learned: Learned, server: Server) -> None:
