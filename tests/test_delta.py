@@ -59,7 +59,7 @@ def test_a_delta_gives_the_new_bundle(learned: Learned, tmp_path: Path, encoding
     assert apply_delta(files[0], tmp_path / "d") == held
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(
     st.sampled_from([("fcn3", 4, 3), ("resnet18", 1, 8), ("lenet5", 1, 8)]),
     st.lists(st.integers(1, 9), min_size=2, max_size=4, unique=True),

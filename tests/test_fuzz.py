@@ -11,9 +11,9 @@ from conftest import ROOT
 
 def test_no_damaged_file_does_harm() -> None:
     """Each is refused, or answers as before, within its memory and time; every flipped bit is found."""
-    words = [sys.executable, ROOT / "benchmarks" / "fuzz_bundle.py", "--cases", "2000", "--flips", "300", "--try"]
+    words = [sys.executable, ROOT / "benchmarks" / "fuzz_bundle.py", "--cases", "1000", "--flips", "200", "--try"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert found["wrong"] == [] and sum(found["counts"].values()) == 2300
-    assert found["counts"]["flip: refused"] == 300
+    assert found["wrong"] == [] and sum(found["counts"].values()) == 1200
+    assert found["counts"]["flip: refused"] == 200
