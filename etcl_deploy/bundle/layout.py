@@ -58,7 +58,7 @@ class Layout:
         """
         sizes = torch.tensor([prod(shape[1:]) for shape in self.weights.values() for _ in range(shape[0])])
         channel = torch.repeat_interleave(torch.arange(self.channel_count), sizes.long())
-        return owner.clamp(max=tasks - 1) * self.channel_count + channel
+        return owner.clamp(max=tasks - 1).long() * self.channel_count + channel
 
     def head(self, classes: int) -> dict[str, Shape]:
         """The shapes of a head."""
