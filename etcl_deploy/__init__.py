@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from etcl_deploy.learn.trace import mask_network
     from etcl_deploy.learn.trainer import learn_sequence
     from etcl_deploy.plan import Plan
+    from etcl_deploy.prediction import Prediction
     from etcl_deploy.preprocessing import Preprocessing
-    from etcl_deploy.runtime.predictor import Prediction, Predictor
+    from etcl_deploy.runtime.predictor import Predictor
 
 # In a checkout export/ and handlers/ stand beside this folder; installed they are inside it.
 if (Path(__file__).parent.parent / "pyproject.toml").exists():
@@ -46,7 +47,7 @@ _HOMES = {
     "Learning": "config",
     "MaskedNetwork": "learn.network",
     "Plan": "plan",
-    "Prediction": "runtime.predictor",
+    "Prediction": "prediction",
     "Predictor": "runtime.predictor",
     "Preprocessing": "preprocessing",
     "Run": "learn.run",

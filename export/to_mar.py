@@ -29,7 +29,7 @@ HANDLER_NAME = "etcl_handler.py"
 CONFIG_NAME = "model-config.yaml"
 VERSION = "1.0"
 # What the handler imports, and what that imports: no trainer, no data readers, no config.
-CARRIED = ("__init__", "atomic", "errors", "operations", "plan", "preprocessing", "bundle", "runtime")
+CARRIED = ("__init__", "atomic", "errors", "operations", "plan", "prediction", "preprocessing", "bundle", "runtime")
 
 
 def archive(bundle: Path, name: str, model_store: Path, settings: Mapping[str, int] | None = None) -> Path:

@@ -39,6 +39,6 @@ def made_bundle(
         norm = torch.rand(layout.norm_count, generator=chance)
         density = float(mask.float().mean())
         reduced = reduced_head(head, precision)
-        made[name] = BundledTask(name, classes, density, 50.0 + number, 51.0 + number, norm, reduced)
+        made[name] = BundledTask(name, classes, density, 50.0 + number % 49, 51.0 + number % 49, norm, reduced)
     stored, scale = reduced_weights(torch.where(torch.stack(masks).any(0), weights, 0), precision, masks, layout)
     return Bundle(backbone, plan, preprocessing, stored, scale, made, masks, {"recipe": "made up"})

@@ -14,8 +14,8 @@ from etcl_deploy.export.to_mar import CARRIED
 # Lowest first. A module belongs to the longest prefix that fits; modules of one line do not see each other,
 # except within one room.
 ROWS: list[list[str]] = [
-    ["errors"],
-    ["atomic", "config", "operations"],
+    ["errors", "prediction"],
+    ["atomic", "client", "config", "operations"],
     ["settings", "plan", "preprocessing", "bundle.codec"],
     ["learn.masks", "learn.chooser", "learn.metrics", "learn.projection", "learn.augment", "learn.task", "learn.draft"],
     ["learn.similarity"],

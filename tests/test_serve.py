@@ -23,7 +23,8 @@ from etcl_deploy.demo import png
 from etcl_deploy.deploy import serve_bundle
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.to_mar import archive
-from etcl_deploy.runtime.predictor import Prediction, Predictor
+from etcl_deploy.prediction import Prediction
+from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.properties import any_free_port, check_ports
 from etcl_deploy.serve.server import Server, serving
 

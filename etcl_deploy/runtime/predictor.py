@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from etcl_deploy.bundle.bundle import Bundle
+from etcl_deploy.prediction import Prediction
 from etcl_deploy.runtime.images import MAX_PIXELS, ImageInput, prepare
 from etcl_deploy.runtime.subnet import Subnet, materialize
 
 DEFAULT_CACHE_BYTES = 256 * 1024 * 1024
 AT_ONCE = 64  # items in one pass through a network
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One answer: the task, the class it chose, and the probability of every class."""
-
-    task: str
-    label: str
-    index: int
-    scores: Mapping[str, float]
-
-    def as_json(self) -> dict[str, Any]:
-        """The same as a JSON object."""
-        return asdict(self)
 
 
 class Predictor:
