@@ -13,7 +13,12 @@ EtclError
 │   ├── MissingTaskError
 │   ├── TooLargeError
 │   └── UnsupportedMediaError
+├── CacheError                more tasks to keep ready than there is room for
 ├── ServeError                Java, TorchServe, ports
+├── ClientError               asking a server; by itself: a URL that is none
+│   ├── RequestError          one request it refused; the others are not affected
+│   ├── TokenError            the key it wants
+│   └── ServerUnavailableError
 └── ExportError               an archive or ONNX file that could not be made
     └── ParityError           it was made, answers differently, and was deleted
 
@@ -90,8 +95,43 @@ class UnsupportedMediaError(InputError):
     """A kind of content nobody here reads."""
 
 
+class CacheError(EtclError):
+    """More tasks to keep ready than the cache has room for."""
+
+
 class ServeError(EtclError):
     """A server that cannot be started, found or stopped."""
+
+
+class ClientError(EtclError):
+    """A server that cannot be asked, or does not answer as it should."""
+
+
+class RequestError(ClientError):
+    """One request that was refused; `status` is None if it was not even sent."""
+
+    def __init__(self, status: int | None, code: str, message: str) -> None:
+        super().__init__(status, code, message)
+        self.status, self.code, self.message = status, code, message
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.code if self.status is None else f'{self.status} {self.code}'})"
+
+
+class TokenError(ClientError):
+    """A token that is missing, or that the server refuses."""
+
+
+class ServerUnavailableError(ClientError):
+    """A server that gave no usable answer, however often it was asked; `last` says what happened last."""
+
+    def __init__(self, url: str, attempts: int, last: str) -> None:
+        super().__init__(url, attempts, last)
+        self.url, self.attempts, self.last = url, attempts, last
+
+    def __str__(self) -> str:
+        tried = "once" if self.attempts == 1 else f"{self.attempts} times"
+        return f"no answer from {self.url}, asked {tried}; last: {self.last}"
 
 
 class ExportError(EtclError):

@@ -11,21 +11,16 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 from torch import Tensor
 
 from etcl_deploy import atomic
 from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.errors import ExportError
-from etcl_deploy.export.operators import Graph, write_linear, write_step
 from etcl_deploy.export.parity import Parity, check_parity, seeded_images
-from etcl_deploy.plan import INPUT
+from etcl_deploy.runtime.operators import OPSET, Graph, as_model, write_linear, write_network
 from etcl_deploy.runtime.subnet import Subnet, materialize
-
-OPSET = 17  # the oldest with everything used here, so the widest choice of devices
-IR_VERSION = 8
 
 
 @dataclass(frozen=True)
@@ -58,45 +53,13 @@ def export_task(bundle: Bundle, task: str, path: str | Path, pixels: Tensor | No
 
 def _model(bundle: Bundle, task: str, subnet: Subnet) -> onnx.ModelProto:
     graph = Graph()
-    names = {INPUT: _normalize(graph, subnet)}
-    for step in subnet.plan.steps:
-        inputs = [names[name] for name in step.inputs]
-        weight, bias = (subnet.weights.get(f"{step.name}.{part}") for part in ("weight", "bias"))
-        shape = subnet.plan.shapes[step.name]
-        names[step.name] = write_step(graph, step, f"step/{step.name}", inputs, shape, weight, bias)
-    features = names[subnet.plan.steps[-1].name]
+    features = write_network(graph, subnet.plan, bundle.preprocessing, subnet.weights)
     logits = write_linear(graph, features, "logits", subnet.head["weight"], subnet.head.get("bias"))
     graph.add("Softmax", [logits], "probabilities", axis=1)
-    height, width, channels = bundle.preprocessing.shape
     classes = len(bundle.task(task).classes)
-    image: list[str | int | None] = ["batch", height, width, channels]
-    described = helper.make_graph(
-        graph.nodes,
-        "etcl",
-        [helper.make_tensor_value_info("image", TensorProto.UINT8, image)],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", classes])
-            for name in ("probabilities", "logits")
-        ],
-        graph.initializers,
-    )
-    model = helper.make_model(
-        described,
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
-        producer_name="etcl-deploy",
-    )
+    model = as_model(graph, bundle.preprocessing, {"probabilities": classes, "logits": classes})
     helper.set_model_props(model, _metadata(bundle, task))
     return model
-
-
-def _normalize(graph: Graph, subnet: Subnet) -> str:
-    """uint8 NHWC to float NCHW, scaled and shifted as the preprocessing says."""
-    x = graph.add("Cast", ["image"], "image_float", to=TensorProto.FLOAT)
-    x = graph.add("Transpose", [x], "image_nchw", perm=[0, 3, 1, 2])
-    scale = graph.constant("image_scale", np.array(subnet.preprocessing.scale, np.float32))
-    shift = graph.constant("image_shift", np.array(subnet.preprocessing.shift, np.float32))
-    return graph.add("Add", [graph.add("Mul", [x, scale], "image_scaled"), shift], "image_normal")
 
 
 def _metadata(bundle: Bundle, task: str) -> dict[str, str]:

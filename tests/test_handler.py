@@ -13,7 +13,6 @@ from ts.context import Context, RequestProcessor
 
 from etcl_deploy.demo import png
 from etcl_deploy.handlers.etcl_handler import EtclHandler
-from etcl_deploy.runtime.subnet import Subnet
 
 
 def handler_for(learned: Learned, directory: Path) -> EtclHandler:
@@ -39,14 +38,14 @@ def test_a_task_that_fails_fails_alone(learned: Learned, tmp_path: Path, monkeyp
     """Even a mistake of ours in one task's network leaves the other requests of the batch their answers."""
     handler = handler_for(learned, tmp_path)
     assert handler.predictor is not None
-    real = handler.predictor._subnet
+    real = handler.predictor.engine.materialize
 
-    def subnet(name: str) -> Subnet:
+    def materialize(name: str) -> Any:
         if name == "turned":
             raise RuntimeError("broken")
         return real(name)
 
-    monkeypatch.setattr(handler.predictor, "_subnet", subnet)
+    monkeypatch.setattr(handler.predictor.engine, "materialize", materialize)
     image = png(learned.tasks[0].test_x[0])
     context = context_for(tmp_path, [{"X-ETCL-Task": name} for name in ("upright-a", "turned", "parity")])
     (first, one), (second, two), (third, three) = answers(handler, context, [image] * 3)

@@ -10,12 +10,12 @@ import torch
 from conftest import Learned
 
 from etcl_deploy.errors import EtclError, ParityError, UnknownTaskError
-from etcl_deploy.export import to_onnx
-from etcl_deploy.export.operators import Graph
 from etcl_deploy.export.parity import seeded_images, session
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.trainer import predict
-from etcl_deploy.runtime.subnet import Subnet
+from etcl_deploy.preprocessing import Preprocessing
+from etcl_deploy.runtime import operators
+from etcl_deploy.runtime.operators import Graph
 
 
 def test_an_exported_task_answers_like_the_learned_network(learned: Learned, tmp_path: Path) -> None:
@@ -55,10 +55,10 @@ def test_an_export_that_differs_is_deleted(learned: Learned, tmp_path: Path, mon
     path = tmp_path / "t.onnx"
     path.write_bytes(b"earlier")
 
-    def broken(graph: Graph, subnet: Subnet) -> str:
+    def broken(graph: Graph, preprocessing: Preprocessing) -> str:
         return graph.add("Transpose", [graph.add("Cast", ["image"], "f", to=1)], "x", perm=[0, 3, 1, 2])
 
-    monkeypatch.setattr(to_onnx, "_normalize", broken)
+    monkeypatch.setattr(operators, "_normalize", broken)
     with pytest.raises(ParityError, match="differs from the bundle"):
         export_task(learned.bundle, "parity", path)
     assert [p.name for p in tmp_path.iterdir()] == ["t.onnx"]

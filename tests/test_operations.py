@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etcl_deploy.config import Learning
-from etcl_deploy.export.operators import _COMPOSED, _NAMED
+from etcl_deploy.runtime.operators import _COMPOSED, _NAMED
 from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.norms import TaskNorm

@@ -68,12 +68,12 @@ def test_the_cache_is_bounded_and_forgets_the_least_recently_used(learned: Learn
     item = learned.tasks[0].test_x[0]
     roomy = Predictor(learned.bundle)
     expected = {task.name: roomy.predict([item], [task.name])[0] for task in learned.tasks}
-    limit = 2 * max(roomy.cached().values())
+    limit = 2 * max(roomy.cache().tasks.values())
     predictor = Predictor(learned.bundle, cache_bytes=limit)
     for name in ("upright-a", "upright-b", "upright-a", "turned"):
         assert predictor.predict([item], [name])[0] == expected[name]
-        assert sum(predictor.cached().values()) <= limit
-    assert list(predictor.cached()) == ["upright-a", "turned"]
+        assert sum(predictor.cache().tasks.values()) <= limit
+    assert list(predictor.cache().tasks) == ["upright-a", "turned"]
     tiny = Predictor(learned.bundle, cache_bytes=0)
     assert tiny.predict([item], ["parity"])[0] == expected["parity"]
 

@@ -81,15 +81,16 @@ class Bundle:
 
     def mask(self, name: str) -> Tensor:
         """Which weights a task uses, bool, all steps in a row."""
-        return self.masks[self._number(name)]
+        return self.masks[self.number(name)]
 
     def bytes_of(self, name: str) -> dict[str, int]:
         """What the parts of a task take in the file."""
         parts = {"mask": ("mask",), "norm": ("norm",), "head": ("head/weight", "head/bias", "head/scale")}
-        prefix = f"task/{self._number(name)}"
+        prefix = f"task/{self.number(name)}"
         return {part: sum(self.sizes.get(f"{prefix}/{own}", 0) for own in names) for part, names in parts.items()}
 
-    def _number(self, name: str) -> int:
+    def number(self, name: str) -> int:
+        """The position of a task among all."""
         self.task(name)
         return self._numbers[name]
 

@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.prediction import Prediction
+from etcl_deploy.runtime.cache import Cache
+from etcl_deploy.runtime.engine import Engine, Ready, TorchEngine
 from etcl_deploy.runtime.images import MAX_PIXELS, ImageInput, prepare
-from etcl_deploy.runtime.subnet import Subnet, materialize
 
 DEFAULT_CACHE_BYTES = 256 * 1024 * 1024
-AT_ONCE = 64  # items in one pass through a network
+
+Observer = Callable[[str, str, float], None]  # task, stage, seconds
+
+
+@dataclass(frozen=True)
+class CacheState:
+    """How the cache is doing: what is in it, and what has happened since the start."""
+
+    tasks: dict[str, int]  # bytes of each task that is ready, least recently used first
+    pinned: list[str]
+    limit: int
+    hits: int
+    misses: int
+    evictions: int
 
 
 class Predictor:
     """Answers for every task of a bundle; keeps recently used tasks ready within `cache_bytes`.
 
-    May be used from several threads at once. An answer does not depend on the other items of its batch.
+    May be used from several threads at once. An answer does not depend on the other items of its batch. `engine` is
+    torch unless another is given (`etcl_deploy.runtime.engine.choose_engine` finds the fastest here); `observe` hears
+    how long every task took in the stages `materialize` and `infer`.
     """
 
-    def __init__(self, bundle: Bundle, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        engine: Engine | None = None,
+        observe: Observer = lambda task, stage, seconds: None,
+    ) -> None:
         self.bundle = bundle
-        self.cache_bytes = cache_bytes
-        self._cache: OrderedDict[str, Subnet] = OrderedDict()
-        self._lock = threading.Lock()
+        self.engine = engine or TorchEngine(bundle)
+        self._observe = observe
+        self._cache = Cache(cache_bytes, self._materialize, self.engine.release)
 
     def prepare(self, source: ImageInput, max_pixels: int = MAX_PIXELS) -> Tensor:
         """The pixels the network takes, from an image. Raises InputError for what is not one, or too large."""
@@ -49,16 +71,40 @@ class Predictor:
             answers |= zip(members, self._explain(name, logits), strict=True)
         return [answers[i] for i in range(len(inputs))]
 
-    @torch.inference_mode()
     def logits(self, name: str, pixels: Tensor) -> Tensor:
         """Logits of one task for prepared images, `[batch, classes]`; memory does not grow with the batch."""
-        subnet = self._subnet(name)
-        return torch.cat([subnet(part) for part in torch.split(pixels, AT_ONCE)])
+        with self._cache.use(name) as ready:
+            began = time.perf_counter()
+            found = self.engine.logits(ready, pixels)
+            self._observe(name, "infer", time.perf_counter() - began)
+        return found
 
-    def cached(self) -> dict[str, int]:
-        """Bytes of each task that is ready, least recently used first."""
-        with self._lock:
-            return {name: subnet.nbytes for name, subnet in self._cache.items()}
+    def pin(self, name: str) -> None:
+        """Keep a task ready whatever else is asked for. Raises CacheError where the cache is too small for that."""
+        self.bundle.task(name)
+        self._cache.pin(name)
+
+    def unpin(self, name: str) -> None:
+        """Treat a task like all others again."""
+        self._cache.unpin(name)
+
+    def prefetch(self, names: Iterable[str]) -> list[str]:
+        """Make tasks ready before somebody asks, as many of the first as fit; gives the names of those that are."""
+        wanted = list(names)
+        for name in wanted:
+            self.bundle.task(name)
+        return self._cache.prefetch(wanted)
+
+    def cache(self) -> CacheState:
+        """The state of the cache."""
+        cache = self._cache
+        return CacheState(cache.held(), cache.pinned, cache.limit, cache.hits, cache.misses, cache.evictions)
+
+    def _materialize(self, name: str) -> Ready:
+        began = time.perf_counter()
+        ready: Ready = self.engine.materialize(name)
+        self._observe(name, "materialize", time.perf_counter() - began)
+        return ready
 
     def _explain(self, name: str, logits: Tensor) -> list[Prediction]:
         classes = self.bundle.task(name).classes
@@ -67,14 +113,3 @@ class Predictor:
             Prediction(name, classes[index], index, dict(zip(classes, row, strict=True)))
             for index, row in zip(chosen, logits.softmax(1).tolist(), strict=True)
         ]
-
-    def _subnet(self, name: str) -> Subnet:
-        with self._lock:
-            subnet = self._cache.pop(name, None) or materialize(self.bundle, name)
-            self._cache[name] = subnet
-            while len(self._cache) > 1 and self._cached_bytes() > self.cache_bytes:
-                self._cache.popitem(last=False)
-        return subnet
-
-    def _cached_bytes(self) -> int:
-        return sum(subnet.nbytes for subnet in self._cache.values())

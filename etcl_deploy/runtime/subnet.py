@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +15,67 @@ from etcl_deploy.bundle.layout import split
 from etcl_deploy.operations import NORMS, normalize, weigh
 from etcl_deploy.plan import Plan, Step
 
+LAYERS = ("conv2d", "linear")  # the steps that others can be folded into
+
+
+@dataclass(frozen=True)
+class Folding:
+    """A plan as it is used: without dropouts, and without the bias and batch norm steps folded into a layer."""
+
+    plan: Plan
+    chains: Mapping[str, tuple[Step, ...]]  # layer -> the steps folded into it, in their order
+
+    @classmethod
+    def of(cls, plan: Plan) -> Folding:
+        """A step is folded where it follows a layer, with nothing else reading in between."""
+        chains: dict[str, list[Step]] = {step.name: [] for step in plan.steps if step.op in LAYERS}
+        readers = Counter(name for step in plan.steps for name in step.inputs)
+        layer_of: dict[str, str] = {}
+        for step in plan.steps:
+            layer = layer_of.get(step.inputs[0], step.inputs[0])
+            if step.op in ("bias", "norm") and layer in chains and readers[step.inputs[0]] == 1:
+                layer_of[step.name] = layer
+                chains[layer].append(step)
+        return cls(plan.without({*layer_of, *plan.dropouts}), {name: tuple(chain) for name, chain in chains.items()})
+
+    def scales(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """For every layer that has one, what its output channels are multiplied by."""
+        found: dict[str, Tensor] = {}
+        for layer, chain in self.chains.items():
+            for step in chain:
+                if step.op == "norm":
+                    found[layer] = norms[step.name][0] * found.get(layer, 1)
+        return found
+
+    def others(self, selected: Mapping[str, Tensor], norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`<step>.weight` and `<step>.bias` of the plan, but for the weights of layers.
+
+        `selected` holds the weights a task uses, of steps that are no layers.
+        """
+        found: dict[str, Tensor] = {}
+        for step in self.plan.steps:
+            shift = None
+            for folded in self.chains.get(step.name, ()):
+                if folded.op == "norm":
+                    scale, added = norms[folded.name]
+                    shift = added.clone() if shift is None else shift * scale + added
+                else:
+                    own = selected[folded.name]
+                    shift = own if shift is None else shift + own
+            if shift is not None:
+                found[f"{step.name}.bias"] = shift
+            elif step.op in NORMS:
+                found[f"{step.name}.weight"], found[f"{step.name}.bias"] = norms[step.name].clone()
+            elif step.op == "bias":
+                found[f"{step.name}.weight"] = selected[step.name]
+        return found
+
 
 class Subnet(nn.Module):
     """A task's network: uint8 `[batch, height, width, channels]` in, logits `[batch, classes]` out.
 
-    `plan` is the bundle's without the bias and batch norm steps that were folded into the layer before them;
-    `weights` holds, for every step with a weight or normalization, `<step>.weight` and, where it has one or
-    something was folded in, `<step>.bias`.
+    `weights` holds, for every step of the folded plan with a weight or normalization, `<step>.weight` and, where it
+    has one or something was folded in, `<step>.bias`.
     """
 
     def __init__(self, bundle: Bundle, plan: Plan, weights: dict[str, Tensor], head: dict[str, Tensor]) -> None:
@@ -48,41 +104,26 @@ class Subnet(nn.Module):
 
 
 @torch.no_grad()
-def materialize(bundle: Bundle, name: str) -> Subnet:
+def materialize(bundle: Bundle, name: str, device: torch.device | str = "cpu") -> Subnet:
     """The network of one task."""
-    task, plan, layout = bundle.task(name), bundle.plan, bundle.layout
-    folded = _foldable(plan)
-    selected = split(torch.where(bundle.mask(name), bundle.weights, 0), layout.weights)
+    task, layout, folding = bundle.task(name), bundle.layout, Folding.of(bundle.plan)
+    selected = split(select(bundle.weights, bundle.mask(name)), layout.weights)
     norms = split(task.norm, layout.norms)
-    weights: dict[str, Tensor] = {}
-    for step in plan.steps:
-        if step.name in selected:
-            weights[f"{step.name}.weight"] = selected[step.name]
-        elif step.name in norms:
-            weights[f"{step.name}.weight"], weights[f"{step.name}.bias"] = norms[step.name]
-        if step.name in folded:
-            _fold(weights, step, folded[step.name])
-    return Subnet(bundle, plan.without({*folded, *plan.dropouts}), weights, task.head_values())
+    scales = folding.scales(norms)
+    weights = folding.others(selected, norms)
+    for layer in folding.chains:
+        weight, scale = selected[layer], scales.get(layer)
+        weights[f"{layer}.weight"] = weight if scale is None else weight * along_rows(scale, weight)
+    head = task.head_values()
+    placed, placed_head = ({key: t.to(device) for key, t in tensors.items()} for tensors in (weights, head))
+    return Subnet(bundle, folding.plan, placed, placed_head)
 
 
-def _foldable(plan: Plan) -> dict[str, str]:
-    """Bias or batch norm step -> the layer it can be folded into: before it, with nothing else reading in between."""
-    layers = {step.name for step in plan.steps if step.op in ("conv2d", "linear")}
-    readers = Counter(name for step in plan.steps for name in step.inputs)
-    found: dict[str, str] = {}
-    for step in plan.steps:
-        layer = found.get(step.inputs[0], step.inputs[0])
-        if step.op in ("bias", "norm") and layer in layers and readers[step.inputs[0]] == 1:
-            found[step.name] = layer
-    return found
+def select(weights: Tensor, mask: Tensor) -> Tensor:
+    """The weights a bool mask selects, and 0 elsewhere: their bits, and-ed; several times as fast as torch.where."""
+    return (weights.view(torch.int32) & mask.view(torch.int8).neg().int()).view(torch.float32)
 
 
-def _fold(weights: dict[str, Tensor], step: Step, layer: str) -> None:
-    """Move what `step` adds and multiplies by into the weight and bias of `layer`."""
-    own, bias = weights.pop(f"{step.name}.weight"), weights.get(f"{layer}.bias")
-    if step.op == "bias":
-        weights[f"{layer}.bias"] = own if bias is None else bias + own
-        return
-    weight, shift = weights[f"{layer}.weight"], weights.pop(f"{step.name}.bias")
-    weights[f"{layer}.weight"] = weight * own.view((-1,) + (1,) * (weight.ndim - 1))
-    weights[f"{layer}.bias"] = shift.clone() if bias is None else bias * own + shift
+def along_rows(scale: Tensor, weight: Tensor) -> Tensor:
+    """The scale of every output channel, in the shape that multiplies a weight."""
+    return scale.view((-1,) + (1,) * (weight.ndim - 1))

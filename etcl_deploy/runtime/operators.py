@@ -1,20 +1,24 @@
-"""Every operation of a plan as ONNX operators of opset 17."""
+"""Every operation of a plan as ONNX operators of opset 17, and a whole network of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod, sqrt
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from etcl_deploy.operations import Settings, Shape, both
-from etcl_deploy.plan import Step
+from etcl_deploy.plan import INPUT, Plan, Step
+from etcl_deploy.preprocessing import Preprocessing
 
 Attributes = dict[str, Any]
+
+OPSET = 17  # the oldest with everything used here, so the widest choice of devices
+IR_VERSION = 8
 
 
 class Graph:
@@ -34,6 +38,43 @@ class Graph:
         """A node; gives the name of its result."""
         self.nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
         return output
+
+
+def write_network(graph: Graph, plan: Plan, preprocessing: Preprocessing, weights: Mapping[str, Tensor]) -> str:
+    """Add all steps of a plan, from the uint8 input `image` on; returns the name of the features."""
+    names = {INPUT: _normalize(graph, preprocessing)}
+    for step in plan.steps:
+        inputs = [names[name] for name in step.inputs]
+        weight, bias = (weights.get(f"{step.name}.{part}") for part in ("weight", "bias"))
+        names[step.name] = write_step(graph, step, f"step/{step.name}", inputs, plan.shapes[step.name], weight, bias)
+    return names[plan.steps[-1].name]
+
+
+def as_model(graph: Graph, preprocessing: Preprocessing, outputs: Mapping[str, int]) -> onnx.ModelProto:
+    """The model of a graph that takes uint8 `image` and gives rows of so many numbers under these names."""
+    image: list[str | int | None] = ["batch", *preprocessing.shape]
+    described = helper.make_graph(
+        graph.nodes,
+        "etcl",
+        [helper.make_tensor_value_info("image", TensorProto.UINT8, image)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", count]) for name, count in outputs.items()],
+        graph.initializers,
+    )
+    return helper.make_model(
+        described,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="etcl-deploy",
+    )
+
+
+def _normalize(graph: Graph, preprocessing: Preprocessing) -> str:
+    """uint8 NHWC to float NCHW, scaled and shifted as the preprocessing says."""
+    x = graph.add("Cast", ["image"], "image_float", to=TensorProto.FLOAT)
+    x = graph.add("Transpose", [x], "image_nchw", perm=[0, 3, 1, 2])
+    scale = graph.constant("image_scale", np.array(preprocessing.scale, np.float32))
+    shift = graph.constant("image_shift", np.array(preprocessing.shift, np.float32))
+    return graph.add("Add", [graph.add("Mul", [x, scale], "image_scaled"), shift], "image_normal")
 
 
 def write_step(

@@ -1,0 +1,121 @@
+"""What runs a task's network: torch, or onnxruntime where it is there and faster."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from etcl_deploy.bundle.bundle import Bundle
+from etcl_deploy.runtime.subnet import Subnet, materialize
+
+logger = logging.getLogger(__name__)
+
+ITEMS = 8  # images that engines are compared on
+ROUNDS = 7
+MAX_RELATIVE_DIFFERENCE = 1e-4
+AT_ONCE = 64  # items in one pass through a network
+
+
+class Ready(Protocol):
+    """A task that can be run at once, and the memory it takes."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Engine(Protocol):
+    """Makes tasks ready and runs them; `release` gets back every task that is no longer used."""
+
+    name: str
+
+    def materialize(self, name: str) -> Any: ...
+    def logits(self, ready: Any, pixels: Tensor) -> Tensor: ...
+    def release(self, ready: Any) -> None: ...
+
+
+class TorchEngine:
+    """Networks of torch, on the CPU or a GPU."""
+
+    def __init__(self, bundle: Bundle, device: str = "cpu") -> None:
+        self.name = "torch" if device == "cpu" else f"torch ({device})"
+        self._bundle = bundle
+        self._device = device
+
+    def materialize(self, name: str) -> Subnet:
+        """A task made ready."""
+        return materialize(self._bundle, name, self._device)
+
+    @torch.inference_mode()
+    def logits(self, ready: Subnet, pixels: Tensor) -> Tensor:
+        """Logits of prepared images; memory does not grow with their number."""
+        parts = torch.split(pixels, AT_ONCE)
+        return torch.cat([ready(part.to(self._device)).cpu() for part in parts])
+
+    def release(self, ready: Subnet) -> None:
+        """Nothing: its memory goes with it."""
+
+
+def choose_engine(bundle: Bundle, directory: Path | None = None) -> Engine:
+    """The engine that answers soonest here, of those that answer like torch; processes share files in `directory`."""
+    torch_engine = TorchEngine(bundle)
+    name = next(iter(bundle.tasks))
+    pixels = _images(bundle)
+    expected = torch_engine.logits(torch_engine.materialize(name), pixels)
+    found: dict[float, Engine] = {}
+    for make in _makers(bundle, directory, torch_engine):
+        try:
+            engine = make()
+            ready = engine.materialize(name)
+            answers = engine.logits(ready, pixels)
+        except Exception as error:  # whatever is wrong with one, there is another
+            logger.warning("an engine is not used: %s: %s", type(error).__name__, error)
+            continue
+        if not agree(answers, expected):
+            logger.warning("%s is not used: it does not answer like torch", engine.name)
+            continue
+        found[_seconds(engine, ready, pixels[:1])] = engine
+        engine.release(ready)
+    best = found[min(found)]
+    listed = ", ".join(f"{engine.name} {1000 * seconds:.2f} ms" for seconds, engine in sorted(found.items()))
+    logger.info("engine: %s (one image: %s)", best.name, listed)
+    return best
+
+
+def agree(answers: Tensor, expected: Tensor) -> bool:
+    """Whether logits are the same but for rounding."""
+    scale = expected.abs().amax(1, keepdim=True).clamp_min(1e-6)
+    return bool(((answers - expected).abs() / scale <= MAX_RELATIVE_DIFFERENCE).all())
+
+
+def _makers(bundle: Bundle, directory: Path | None, torch_engine: TorchEngine) -> list[Callable[[], Engine]]:
+    def onnx_engine() -> Engine:
+        from etcl_deploy.runtime.onnx_engine import OnnxEngine  # a server may lack onnx and onnxruntime
+
+        return OnnxEngine(bundle, directory)
+
+    makers: list[Callable[[], Engine]] = [lambda: torch_engine, onnx_engine]
+    if torch.cuda.is_available():
+        makers.append(lambda: TorchEngine(bundle, "cuda"))
+    return makers
+
+
+def _images(bundle: Bundle) -> Tensor:
+    """Noise, the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (ITEMS, *bundle.preprocessing.shape), generator=generator, dtype=torch.uint8)
+
+
+def _seconds(engine: Engine, ready: Any, pixels: Tensor) -> float:
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        engine.logits(ready, pixels)
+        times.append(time.perf_counter() - began)
+    return median(times)

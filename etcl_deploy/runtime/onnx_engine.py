@@ -1,0 +1,222 @@
+"""Tasks in onnxruntime: one graph for all of them, and for every task that is ready a buffer with its numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor
+
+from etcl_deploy.bundle.bundle import Bundle
+from etcl_deploy.bundle.layout import split
+from etcl_deploy.runtime.arrangement import FEATURES, EngineError, Place, arrange, open_session
+from etcl_deploy.runtime.rows import Row, open_rows
+from etcl_deploy.runtime.subnet import Folding, select
+
+AT_ONCE = 1 << 18  # weights that are made ready together: what is written and read again stays near the processor
+TILE = 256  # how many weights in a row are multiplied by scales at once
+WIDEST = 64  # output channels that lie beside each other in a block
+
+
+class Slot:
+    """Room for the numbers of one task, bound to the graph's inputs once and for all."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, places: list[Place]) -> None:
+        self.buffer = np.empty(sum(place.source.size for place in places), np.float32)
+        self.binding: Any = session.io_binding()
+        self.lock = threading.Lock()
+        at = 0
+        for place in places:
+            part = self.buffer[at : at + place.source.size].reshape(place.shape)
+            self.binding.bind_ortvalue_input(place.name, onnxruntime.OrtValue.ortvalue_from_numpy(part))
+            at += place.source.size
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A task that is ready: the slot that holds its numbers, and its head."""
+
+    slot: Slot
+    head: np.ndarray
+    bias: np.ndarray | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return self.slot.buffer.nbytes + self.head.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A weight in the buffer: where it lies, as rows of tiles, and where its tiles of scales lie among all."""
+
+    span: slice
+    blocks: tuple[int, int, int]  # groups of output channels, tiles in each, numbers in a tile
+    tiles: slice
+    tile: tuple[int, int, int] | None  # None: nothing is to be multiplied
+
+
+class OnnxEngine:
+    """Runs tasks on the CPU; `directory`, where given, holds what several processes share."""
+
+    name = "onnxruntime"
+
+    def __init__(self, bundle: Bundle, directory: Path | None = None) -> None:
+        self.bundle = bundle
+        self._folding = Folding.of(bundle.plan)
+        layout = bundle.layout
+        # The numbers of a task: the weights of its layers, then all others. Any task tells their shapes.
+        others = self._others(0)
+        shapes = {f"{layer}.weight": layout.weights[layer] for layer in self._folding.chains}
+        self._shapes = shapes | {name: tuple(tensor.shape) for name, tensor in others.items()}
+        found = arrange(self._folding.plan, bundle.preprocessing, self._shapes)
+        self._session = open_session(found.model, torch.get_num_threads())
+        count = sum(prod(shape) for shape in shapes.values())
+        large = [place for place in found.places if place.source.max() < count]
+        small = [place for place in found.places if place.source.max() >= count]
+        if any(((place.source >= 0) & (place.source < count)).any() for place in small):
+            raise EngineError("onnxruntime put weights and other numbers into one tensor")
+        self._places = [*large, *small]
+        self._source = np.concatenate([place.source for place in large])
+        rest = np.concatenate([np.empty(0, np.int32), *(place.source for place in small)])
+        self._parts, self._tiles = self._make_parts(large)
+        self._channels = sum(layout.weights[layer][0] for layer in self._folding.chains)
+        # A task's few numbers: the scale of every channel, then what is no layer's weight, then 0 for what is nothing.
+        self._rest = np.where(rest < 0, -1, rest - count + self._channels)
+        few = self._channels + sum(tensor.numel() for tensor in others.values()) + 1
+        key = hashlib.sha256(f"{bundle.digest} {few}".encode() + found.model).hexdigest()[:16]
+        path = None if directory is None else directory / f"ready-{key}.bin"
+        self._rows = open_rows(path, len(self._source), few, len(bundle.tasks), self._base, self._row)
+        self._scratch = np.empty(max(part.span.stop - part.span.start for part in self._parts), np.int32)
+        self._lock = threading.Lock()
+        self._free: list[Slot] = []
+
+    def materialize(self, name: str) -> Filled:
+        """A task made ready."""
+        head = self.bundle.task(name).head_values()
+        bias = head.get("bias")
+        number = self.bundle.number(name)
+        with self._lock:
+            slot = self._free.pop() if self._free else Slot(self._session, self._places)
+            self._fill(slot.buffer, self._rows.bits[number], self._rows.numbers[number])
+        return Filled(slot, head["weight"].numpy(), None if bias is None else bias.numpy())
+
+    def release(self, ready: Filled) -> None:
+        """Take back the slot of a task that nobody uses any more."""
+        with self._lock:
+            self._free.append(ready.slot)
+
+    def logits(self, ready: Filled, pixels: Tensor) -> Tensor:
+        """Logits of prepared images, each computed by itself: to the bit the same, whatever the batch."""
+        rows = []
+        slot = ready.slot
+        with slot.lock:
+            for image in pixels.numpy():
+                slot.binding.bind_cpu_input("image", image[np.newaxis])
+                slot.binding.bind_output(FEATURES, "cpu")
+                self._session.run_with_iobinding(slot.binding)
+                features = slot.binding.copy_outputs_to_cpu()[0][0]
+                rows.append(ready.head @ features if ready.bias is None else ready.head @ features + ready.bias)
+        return torch.from_numpy(np.stack(rows))
+
+    def _fill(self, buffer: np.ndarray, bits: np.ndarray, numbers: np.ndarray) -> None:
+        """Write a task's numbers: weights it selects, times the scale of their channel; then all others."""
+        mask = np.unpackbits(bits, count=len(self._source), bitorder="little").view(np.int8)
+        np.negative(mask, out=mask)  # all bits of what is selected, none of the rest
+        tiles = numbers[self._tiles]
+        base, found = self._rows.base.view(np.int32), buffer.view(np.int32)
+        for part in self._parts:
+            wide = self._scratch[: part.span.stop - part.span.start]
+            np.copyto(wide, mask[part.span])
+            np.bitwise_and(base[part.span], wide, out=found[part.span])
+            if part.tile:
+                rows = buffer[part.span].reshape(part.blocks)
+                np.multiply(rows, tiles[part.tiles].reshape(part.tile), out=rows)
+        np.take(numbers, self._rest, out=buffer[len(self._source) :], mode="wrap")
+
+    def _base(self) -> np.ndarray:
+        """The backbone's weights as they lie in a buffer."""
+        weights = split(self.bundle.weights, self.bundle.layout.weights)
+        flat = [weights[layer].flatten() for layer in self._folding.chains]
+        return self._laid_out(torch.cat(flat).numpy())
+
+    def _row(self, number: int) -> Row:
+        """A task's mask as its weights lie in a buffer, and its few numbers."""
+        layout = self.bundle.layout
+        masks = split(self.bundle.masks[number], layout.weights)
+        flat = torch.cat([masks[layer].flatten() for layer in self._folding.chains])
+        bits = np.packbits(self._laid_out(flat.numpy()), bitorder="little")
+        scales = self._folding.scales(self._norms(number))
+        ones = {layer: torch.ones(layout.weights[layer][0]) for layer in self._folding.chains}
+        numbers = [*(ones | scales).values(), *self._others(number).values(), torch.zeros(1)]
+        return bits, torch.cat([part.flatten() for part in numbers]).numpy()
+
+    def _laid_out(self, flat: np.ndarray) -> np.ndarray:
+        return np.append(flat, np.zeros(1, flat.dtype))[self._source]
+
+    def _norms(self, number: int) -> dict[str, Tensor]:
+        task = [*self.bundle.tasks.values()][number]
+        return split(task.norm, self.bundle.layout.norms)
+
+    def _others(self, number: int) -> dict[str, Tensor]:
+        """The numbers of a task that are no layer's weight."""
+        bundle, layout = self.bundle, self.bundle.layout
+        steps = [step for step in layout.weights if step not in self._folding.chains]
+        selected = {}
+        if steps:
+            weights, masks = (split(flat, layout.weights) for flat in (bundle.weights, bundle.masks[number]))
+            selected = {step: select(weights[step], masks[step]) for step in steps}
+        return self._folding.others(selected, self._norms(number))
+
+    def _make_parts(self, places: list[Place]) -> tuple[list[Part], np.ndarray]:
+        """How the weights of every input are multiplied by scales, and which channel's stands where in all tiles."""
+        parts, channels, at, behind = [], [], 0, 0
+        for place in places:
+            layer, (groups, *rest), found = self._blocks(place)
+            scaled = any(step.op == "norm" for step in self._folding.chains[layer])
+            many = max(1, AT_ONCE // prod(rest))
+            for first in range(0, groups, many):
+                own = found[first : first + many]
+                span = slice(at, at + len(own) * prod(rest))
+                tile = own.shape if scaled else None
+                parts.append(Part(span, (len(own), *rest), slice(behind, behind + own.size), tile))
+                channels.append(own.ravel())
+                at, behind = span.stop, behind + own.size
+        return parts, np.concatenate(channels)
+
+    def _blocks(self, place: Place) -> tuple[str, tuple[int, int, int], np.ndarray]:
+        """The layer of a weight, its shape as [groups, tiles, numbers], and the channels of a tile of each group.
+
+        Output channels lie one after another, or so many beside each other in a block, again and again.
+        """
+        first, channel = 0, 0  # of the layer the weight belongs to
+        for layer in self._folding.chains:
+            shape = self.bundle.layout.weights[layer]
+            if place.source.max() < first + prod(shape):
+                break
+            first, channel = first + prod(shape), channel + shape[0]
+        known = place.source >= 0
+        if place.source[known].min() < first:
+            raise EngineError("onnxruntime put the weights of two layers into one tensor")
+        of = (place.source - first) // prod(shape[1:])
+        rows, size = place.shape[0], place.source.size
+        for width in (width for width in range(1, WIDEST + 1) if rows % width == 0):
+            repeated = size // rows
+            expected = np.arange(rows).reshape(rows // width, 1, width)
+            apart = of.reshape(rows // width, repeated, width)
+            if ((apart == expected) | ~known.reshape(apart.shape)).all():
+                break
+        else:
+            raise EngineError("onnxruntime laid out weights in an order without blocks of output channels")
+        inside = channel + np.minimum(expected, shape[0] - 1)
+        if width == 1:
+            return layer, (rows, 1, repeated), inside
+        many = max(n for n in range(1, max(1, TILE // width) + 1) if repeated % n == 0)
+        return layer, (rows // width, repeated // many, width * many), np.tile(inside, (1, 1, many))
