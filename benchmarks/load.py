@@ -10,6 +10,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 SECONDS = 120  # without any answer, after which the server counts as gone
@@ -36,11 +37,14 @@ class Answer:
     seconds: float
 
 
-def request(
-    path: str, body: bytes, token: str, headers: dict[str, str] | None = None, method: str = "POST"
-) -> bytes:
+def request(path: str, body: bytes, token: str, headers: dict[str, str] | None = None, method: str = "POST") -> bytes:
     """A request as it goes over the wire."""
-    lines = {"Host": "127.0.0.1", "Authorization": f"Bearer {token}", "Content-Length": str(len(body)), **(headers or {})}
+    lines = {
+        "Host": "127.0.0.1",
+        "Authorization": f"Bearer {token}",
+        "Content-Length": str(len(body)),
+        **(headers or {}),
+    }
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
@@ -64,10 +68,8 @@ def run(
             return False
         connection.number, connection.began = number, time.perf_counter()
         connection.data.clear()
-        try:
+        with suppress(OSError):  # closed by the server meanwhile, or while a body it refuses was being sent
             connection.socket.sendall(requests[number])
-        except OSError:  # closed by the server meanwhile, or while a body it refuses was being sent
-            pass
         return True
 
     def open_one() -> None:

@@ -36,6 +36,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "predict": artifacts.predict,
     "archive": artifacts.archive,
     "serve": serving.serve,
+    "push": serving.push,
     "onnx": artifacts.onnx,
     "doctor": serving.doctor,
 }

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain, zip_longest
@@ -14,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
-from torch import Tensor
 
 from etcl_deploy.bundle import bundle as bundles
 from etcl_deploy.bundle.summary import separate_bytes
@@ -27,14 +23,15 @@ from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import predict
 from etcl_deploy.origins import find_tasks
+from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
+from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
-from etcl_deploy.serve.server import Server, serving
+from etcl_deploy.serve.server import Server
 from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import train
 
 MODEL = "demo"
-CLIENTS = 16  # requests under way at once, so that batches mix tasks
 
 Classes = dict[str, list[int]]  # task -> the class chosen for each test item
 
@@ -126,15 +123,13 @@ def _ask_server(server: Server, tasks: list[Task]) -> Classes:
     queues = [[(task.name, image) for image in task.test_x] for task in tasks]
     mixed = [item for item in chain(*zip_longest(*queues)) if item is not None]
 
-    def ask(item: tuple[str, Tensor]) -> tuple[str, int]:
-        name, image = item
-        url, media = server.inference_url, "image/png"
-        return name, server.ask(url, body=png(image), X_ETCL_Task=name, Content_Type=media)["index"]
-
     found: Classes = {task.name: [] for task in tasks}
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        for name, index in pool.map(ask, mixed):
-            found[name].append(index)
+    with server.client() as client:
+        answers = client.predict_many([png(image) for _, image in mixed], [name for name, _ in mixed])
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+        found[answer.task].append(answer.index)
     return found
 
 
@@ -142,15 +137,6 @@ def _ask_onnx(bundle: bundles.Bundle, task: Task, path: Path) -> list[int]:
     export_task(bundle, task.name, path, task.test_x)
     _, logits = session(path).run(None, {"image": task.test_x.numpy()})
     return torch.from_numpy(logits).argmax(1).tolist()
-
-
-def png(pixels: Tensor) -> bytes:
-    """uint8 `[height, width, 1 or 3]` as a PNG file."""
-    height, width, channels = pixels.shape
-    buffer = io.BytesIO()
-    mode = "L" if channels == 1 else "RGB"
-    Image.frombytes(mode, (width, height), pixels.numpy().tobytes()).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 @contextmanager

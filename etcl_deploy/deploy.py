@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
+
+from etcl_deploy import atomic
 from etcl_deploy.atomic import check_replaceable
-from etcl_deploy.bundle.bundle import save, to_bytes
+from etcl_deploy.bundle import format
+from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
+from etcl_deploy.bundle.delta import apply_delta
 from etcl_deploy.config import Config
+from etcl_deploy.errors import BundleError, ServeError
+from etcl_deploy.export.parity import seeded_images
 from etcl_deploy.export.to_bundle import bundle_of, with_accuracies
-from etcl_deploy.export.to_mar import archive
+from etcl_deploy.export.to_mar import archive, archive_version, settings_of
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Items
+from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
-from etcl_deploy.serve.properties import check_ports
-from etcl_deploy.serve.server import Server, check_not_running, start
+from etcl_deploy.serve.process import start
+from etcl_deploy.serve.properties import DEFAULT_PORT, check_ports, default_workers
+from etcl_deploy.serve.push import live_version, next_version
+from etcl_deploy.serve.push import replace as replace_served
+from etcl_deploy.serve.server import Server, check_not_running, find, names
 
 
 def bundle_run(
@@ -54,9 +67,86 @@ def _accuracy(predictor: Predictor, name: str, items: Items) -> float:
     return 100 * int(right.sum()) / len(right)
 
 
-def serve_bundle(path: Path, name: str, model_store: Path, port: int, workers: int) -> Server:
+@dataclass(frozen=True)
+class Wishes:
+    """How a bundle is to be served; None: as suits this machine."""
+
+    port: int = DEFAULT_PORT
+    workers: int | None = None
+    cache_bytes: int | None = None
+    pinned: tuple[str, ...] = ()
+    pushes: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        """What it says in the archive's model-config.yaml."""
+        workers = self.workers or default_workers()
+        cache = {} if self.cache_bytes is None else {"cacheBytes": self.cache_bytes}
+        return {"minWorkers": workers, "maxWorkers": workers, "etcl": {**cache, "pinned": list(self.pinned)}}
+
+
+def serve_bundle(path: Path, name: str, model_store: Path, wishes: Wishes) -> Server:
     """Archive the bundle where needed and start a server on it."""
     check_not_running(name, model_store)
-    check_ports(port)
-    archive(path, name, model_store, {"minWorkers": workers, "maxWorkers": workers})
-    return start(name, model_store, port, workers)
+    check_ports(wishes.port)
+    bundle = load_bundle(path)
+    for task in wishes.pinned:
+        bundle.task(task)
+    settings = wishes.settings()
+    archive(path, name, model_store, settings)
+    server = start(name, model_store, wishes.port, settings["minWorkers"], pushes=wishes.pushes)
+    atomic.write_bytes(server.bundle, path.read_bytes())
+    return server
+
+
+def push_bundle(path: Path, server: Server) -> Bundle:
+    """Serve another bundle, or what a delta makes of the one that is served, in its place; gives that bundle."""
+    directory = Path(server.directory)
+    store = directory.parent.parent
+    with atomic.locked(directory):
+        new = directory / "pushed.etcl"
+        save(new, apply_delta(server.bundle, path) if _is_delta(path) else path.read_bytes())
+        bundle = load_bundle(new)
+        settings = settings_of(store / f"{server.name}.mar")
+        version = next_version(server)
+        archived = store / f".{server.name}-{version}.mar"
+        try:
+            archive_version(new, server.name, version, archived, settings)
+            replace_served(server, archived, version, _checks(bundle))
+        finally:
+            archived.unlink(missing_ok=True)  # TorchServe has a copy of its own
+            if live_version(server) != version:
+                new.unlink(missing_ok=True)
+        # What a server started by hand would load, and what the next delta is applied to.
+        archive(new, server.name, store, settings)
+        new.replace(server.bundle)
+    return bundle
+
+
+def find_server(url: str, model_store: Path) -> Server:
+    """The server of a store that answers at a URL, that of its predictions or its management."""
+    servers = [found for name in names(model_store) if (found := find(name, model_store))]
+    port = httpx.URL(url).port
+    for server in servers:
+        if server.process() and port in (server.port, server.port + 1):
+            return server
+    known = ", ".join(server.management_url for server in servers) or "none"
+    raise ServeError(f"no server at {url} was started from {model_store} (known: {known}); see --model-store")
+
+
+def _is_delta(path: Path) -> bool:
+    try:
+        format.read(path, format.DELTA)
+    except BundleError:
+        return False
+    return True
+
+
+def _checks(bundle: Bundle) -> dict[str, tuple[bytes, int]]:
+    """An image for every task, and the class it gets."""
+    predictor = Predictor(bundle, cache_bytes=0)
+    images = seeded_images(bundle.preprocessing)
+    found = {}
+    for number, name in enumerate(bundle.tasks):
+        image = images[number % len(images)]
+        found[name] = (png(image), int(predictor.logits(name, image.unsqueeze(0)).argmax()))
+    return found

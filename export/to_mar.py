@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -32,7 +33,10 @@ VERSION = "1.0"
 CARRIED = ("__init__", "atomic", "errors", "operations", "plan", "prediction", "preprocessing", "bundle", "runtime")
 
 
-def archive(bundle: Path, name: str, model_store: Path, settings: Mapping[str, int] | None = None) -> Path:
+Settings = Mapping[str, Any]
+
+
+def archive(bundle: Path, name: str, model_store: Path, settings: Settings | None = None) -> Path:
     """`model_store/name.mar`, written again only if what belongs in it has changed.
 
     `settings` replace values of model-config.yaml, which TorchServe puts above its own configuration file.
@@ -42,8 +46,21 @@ def archive(bundle: Path, name: str, model_store: Path, settings: Mapping[str, i
     target = model_store / f"{name}.mar"
     if not _is_current(target, contents):
         with atomic.replacing(target) as temporary:
-            _run_archiver(contents, name, temporary)
+            _run_archiver(contents, name, VERSION, temporary)
     return target
+
+
+def archive_version(bundle: Path, name: str, version: str, target: Path, settings: Settings) -> None:
+    """The archive of another version of a model, in a file of its own."""
+    with atomic.replacing(target) as temporary:
+        _run_archiver(_contents(bundle, settings), name, version, temporary)
+
+
+def settings_of(archive: Path) -> dict[str, Any]:
+    """What the model-config.yaml of an archive says."""
+    with zipfile.ZipFile(archive) as opened:
+        found: dict[str, Any] = yaml.safe_load(opened.read(CONFIG_NAME))
+    return found
 
 
 def check_name(name: str) -> None:
@@ -52,14 +69,15 @@ def check_name(name: str) -> None:
         raise ExportError(f"{name!r} cannot name a model; use letters, digits, '_', '.' and '-', as in --name my-model")
 
 
-def _contents(bundle: Path, settings: Mapping[str, int]) -> dict[str, bytes]:
+def _contents(bundle: Path, settings: Settings) -> dict[str, bytes]:
     """Path inside the archive -> bytes."""
     handlers = resources.files("etcl_deploy.handlers")
     config = yaml.safe_load((handlers / CONFIG_NAME).read_bytes())
+    etcl = {**config["etcl"], **settings.get("etcl", {})}
     contents = {
         BUNDLE_NAME: _packed(bundle),
         HANDLER_NAME: (handlers / HANDLER_NAME).read_bytes(),
-        CONFIG_NAME: yaml.safe_dump({**config, **settings}).encode(),
+        CONFIG_NAME: yaml.safe_dump({**config, **settings, "etcl": etcl}).encode(),
     }
     package = Path(str(resources.files("etcl_deploy")))
     for part in CARRIED:
@@ -83,7 +101,7 @@ def _is_current(target: Path, contents: dict[str, bytes]) -> bool:
         return False
 
 
-def _run_archiver(contents: dict[str, bytes], name: str, target: Path) -> None:
+def _run_archiver(contents: dict[str, bytes], name: str, version: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="etcl-") as directory:
         root = Path(directory)
         for inner, data in contents.items():
@@ -95,7 +113,7 @@ def _run_archiver(contents: dict[str, bytes], name: str, target: Path) -> None:
         (root / "tmp").mkdir()
         options = {
             "--model-name": name,
-            "--version": VERSION,
+            "--version": version,
             "--handler": HANDLER_NAME,
             "--serialized-file": BUNDLE_NAME,
             "--config-file": CONFIG_NAME,

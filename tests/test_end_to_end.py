@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from conftest import Learned
 
-from etcl_deploy.demo import png
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.trainer import predict
+from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
+from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
-from etcl_deploy.serve.server import serving
 
 
 @pytest.mark.torchserve
@@ -31,12 +31,8 @@ def test_the_same_image_gets_the_same_answer_everywhere(learned: Learned, tmp_pa
             onnx_scores, _ = session(tmp_path / "task.onnx").run(None, {"image": images.numpy()})
             answers = predictor.predict(list(images), [task.name] * 10)
             bundle_scores = np.array([list(answer.scores.values()) for answer in answers])
-            http_scores = []
-            for image in images:
-                answer = server.ask(
-                    server.inference_url, body=png(image), X_ETCL_Task=task.name, Content_Type="image/png"
-                )
-                http_scores.append(list(answer["scores"].values()))
+            with server.client() as client:
+                http_scores = [list(client.predict(png(image), task.name).scores.values()) for image in images]
             for scores in (bundle_scores, np.array(http_scores), onnx_scores):
                 np.testing.assert_allclose(scores, learned_scores, atol=1e-5)
                 assert (scores.argmax(1) == learned_scores.argmax(1)).all()

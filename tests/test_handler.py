@@ -11,8 +11,8 @@ import pytest
 from conftest import Learned
 from ts.context import Context, RequestProcessor
 
-from etcl_deploy.demo import png
 from etcl_deploy.handlers.etcl_handler import EtclHandler
+from etcl_deploy.runtime.images import png
 
 
 def handler_for(learned: Learned, directory: Path) -> EtclHandler:

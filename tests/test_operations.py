@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etcl_deploy.config import Learning
-from etcl_deploy.runtime.operators import _COMPOSED, _NAMED
 from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.norms import TaskNorm
@@ -20,6 +19,7 @@ from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.operations import NORMS, OPERATIONS, fixed_windows, normalize, weigh
 from etcl_deploy.plan import INPUT, Plan, PlanError, Step
 from etcl_deploy.preprocessing import Preprocessing
+from etcl_deploy.runtime.operators import _COMPOSED, _NAMED
 
 WINDOW = {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0)}
 CONV: dict[str, Any] = {"in": 4, "out": 6, **WINDOW, "dilation": (1, 3), "groups": 2}

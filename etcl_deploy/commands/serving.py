@@ -18,35 +18,67 @@ def serve(
     name: Annotated[str | None, typer.Option(help="The model's name; else the file's.")] = None,
     model_store: Store = Path("model_store"),
     port: Annotated[int, typer.Option(min=1, max=65531, help="First of five in a row.")] = 8080,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that answer.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Processes that answer; else one for every core.")
+    ] = None,
+    cache_mb: Annotated[
+        int | None,
+        typer.Option("--cache-mb", min=0, help="Memory of each worker for tasks that are ready."),
+    ] = None,
+    pin: Annotated[list[str] | None, typer.Option(metavar="TASK", help="A task that is always ready.")] = None,
+    allow_push: Annotated[bool, typer.Option("--allow-push", help="Let `etcl push` replace the bundle.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the server.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Say whether it runs.")] = False,
     as_json: Json = False,
 ) -> None:
     """Start TorchServe on loopback with tokens on, and wait until it answers."""
-    from etcl_deploy.bundle.bundle import load_bundle
-    from etcl_deploy.deploy import serve_bundle
+    from etcl_deploy.deploy import Wishes, serve_bundle
     from etcl_deploy.render import server_report
-    from etcl_deploy.serve import server as servers
+    from etcl_deploy.serve import process, server
 
     if stop and status:
         raise typer.BadParameter("--stop or --status, not both")
     if path is None and not (stop or status):
         raise typer.BadParameter("name a bundle to serve, or use --status or --stop")
     chosen = name or (path.stem if path else _only_server(model_store))
-    if stop:
-        found = servers.find(chosen, model_store)
-        if found is None:
-            raise ServeError(f"no server named {chosen!r} was started from {model_store}")
-        servers.stop(found)
-    if stop or status:
-        info = servers.status(chosen, model_store)
-        show(info, as_json=as_json, picture=server_report(info))
-    elif path:
-        started = serve_bundle(path, chosen, model_store, port, workers)
-        show(started.as_json(), as_json=as_json, picture=server_report(started.as_json()))
-        line = started.example(next(iter(load_bundle(path).tasks)))
-        err.print("[bold]try it:[/]", plain(line, "cyan"), soft_wrap=True, highlight=False)
+    if path and not (stop or status):
+        bytes_ = None if cache_mb is None else cache_mb * 1_000_000
+        wishes = Wishes(port, workers, bytes_, tuple(pin or ()), allow_push)
+        info = serve_bundle(path, chosen, model_store, wishes).as_json()
+    else:
+        if stop:
+            process.stop(server.known(chosen, model_store))
+        info = server.status(chosen, model_store)
+    show(info, as_json=as_json, picture=server_report(info))
+    if info["running"]:
+        _show_examples(chosen, model_store)
+
+
+def _show_examples(name: str, model_store: Path) -> None:
+    """How to ask a server, with its current token."""
+    from etcl_deploy.serve.server import known
+
+    server = known(name, model_store)
+    task = server.describe(customized=True)["customizedMetadata"]["tasks"][0]["name"]
+    for title, text in zip(("try it:", "or in Python:"), server.examples(task), strict=True):
+        err.print(f"[bold]{title}[/]", plain(text, "cyan"), sep="\n", soft_wrap=True, highlight=False)
+
+
+def push(
+    path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle, or a delta to the one that is served.")],
+    to: Annotated[str, typer.Option(metavar="URL", help="Where the server answers, as `etcl serve` printed it.")],
+    model_store: Store = Path("model_store"),
+    as_json: Json = False,
+) -> None:
+    """Replace the bundle a server serves, with no failed request; on any failure the old one stays."""
+    from etcl_deploy.deploy import find_server, push_bundle
+    from etcl_deploy.serve.push import live_version
+
+    server = find_server(to, model_store)
+    bundle = push_bundle(path, server)
+    version = live_version(server)
+    result = {"name": server.name, "version": version, "digest": bundle.digest, "tasks": list(bundle.tasks)}
+    show(result, as_json=as_json, picture=f"{server.name} {version} is served: {len(bundle.tasks)} tasks of {path}")
 
 
 def _only_server(model_store: Path) -> str:

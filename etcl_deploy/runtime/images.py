@@ -1,4 +1,4 @@
-"""Image files and pixel arrays to the uint8 tensor a network takes. Decoding is bounded."""
+"""Image files and pixel arrays to the uint8 tensor a network takes, and back. Decoding is bounded."""
 
 from __future__ import annotations
 
@@ -125,3 +125,12 @@ def _resized(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
     if clear:
         image = Image.alpha_composite(Image.new("RGBA", size, "white"), image).convert(mode)
     return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(preprocessing.shape)
+
+
+def png(pixels: Tensor) -> bytes:
+    """uint8 `[height, width, 1 or 3]` as a PNG file."""
+    height, width, channels = pixels.shape
+    buffer = io.BytesIO()
+    mode = "L" if channels == 1 else "RGB"
+    Image.frombytes(mode, (width, height), pixels.numpy().tobytes()).save(buffer, "PNG")
+    return buffer.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 
@@ -12,8 +13,12 @@ PORTS = 5  # in a row: inference, management, metrics, and two for gRPC
 DEFAULT_PORT = 8080
 
 
-def render(model: str, store: str, port: int) -> str:
-    """The text of `config.properties` for one model in `store`; workers and batches are in its archive."""
+def render(model: str, store: str, port: int, metrics: str, *, pushes: bool = False) -> str:
+    """The text of `config.properties` for one model in `store`; workers and batches are in its archive.
+
+    `metrics` is the file that declares them. With `pushes`, models can be registered by those who have the token of the
+    management API, from the store.
+    """
     lines = {
         "inference_address": f"http://{HOST}:{port}",
         "management_address": f"http://{HOST}:{port + 1}",
@@ -26,13 +31,15 @@ def render(model: str, store: str, port: int) -> str:
         "load_models": f"{model}.mar",
         "allowed_urls": f"file://{re.escape(store)}/.*",
         "disable_token_authorization": "false",
-        "enable_model_api": "false",
+        "enable_model_api": str(pushes).lower(),
         "enable_envvars_config": "false",
         "install_py_dep_per_model": "false",
         "max_request_size": 6_553_500,
         "max_response_size": 6_553_500,
         "job_queue_size": 1000,
         "disable_system_metrics": "true",
+        "metrics_mode": "prometheus",
+        "metrics_config": metrics,
     }
     return "".join(f"{key}={_escaped(str(value))}\n" for key, value in lines.items())
 
@@ -42,6 +49,11 @@ def _escaped(value: str) -> str:
     units = value.encode("utf-16-be")
     codes = [int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2)]
     return "".join(chr(code) if 32 <= code < 127 and code != ord("\\") else f"\\u{code:04x}" for code in codes)
+
+
+def default_workers() -> int:
+    """How many processes answer where nobody says: one for every core, each with one thread."""
+    return os.cpu_count() or 1
 
 
 def check_ports(first: int) -> None:

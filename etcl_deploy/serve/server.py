@@ -1,39 +1,28 @@
-"""One TorchServe process and the directory that describes it.
+"""A TorchServe of our own that runs, and the directory that describes it.
 
-model_store/servers/NAME/   server.json, config.properties, key_file.json (tokens), logs/
+model_store/servers/NAME/   server.json, config.properties, metrics.yaml, key_file.json (tokens), server.log, logs/
+                            bundle.etcl, the bundle that is served, as it was given: what a delta is applied to
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
-from etcl_deploy import atomic
+from etcl_deploy.client import Client
 from etcl_deploy.errors import ServeError
-from etcl_deploy.serve.java import find_java
-from etcl_deploy.serve.properties import HOST, render
+from etcl_deploy.serve.properties import HOST
 
-START_SECONDS = 120
-STOP_SECONDS = 20
 REQUEST_SECONDS = 60
 RECORD = "server.json"
-# Our server is on this machine: no proxy the environment names should see its tokens.
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-WORKER_DIED = "Backend worker process died"  # what TorchServe logs before it tries again, for minutes
+BUNDLE = "bundle.etcl"
 
 
 @dataclass(frozen=True)
@@ -46,6 +35,8 @@ class Server:
     pid: int
     created: float  # when the process began, so that a recycled pid is not taken for ours
     temporary: str
+    workers: int
+    pushes: bool  # whether another bundle may take the place of the one it serves
 
     @property
     def inference_url(self) -> str:
@@ -56,6 +47,16 @@ class Server:
     def management_url(self) -> str:
         """Where the model is described."""
         return f"http://{HOST}:{self.port + 1}/models/{self.name}"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where Prometheus finds its metrics."""
+        return f"http://{HOST}:{self.port + 2}/metrics"
+
+    @property
+    def bundle(self) -> Path:
+        """The bundle it serves, as it was given."""
+        return Path(self.directory) / BUNDLE
 
     @property
     def token_file(self) -> Path:
@@ -75,17 +76,30 @@ class Server:
             raise ServeError(f"{self.token_file} holds no {kind} token") from None
         return key
 
-    def ask(self, url: str, kind: str = "inference", body: bytes | None = None, **headers: str) -> Any:
-        """The JSON answer of one request, with the token of its API; header names are written with underscores."""
-        sent = {name.replace("_", "-"): value for name, value in headers.items()}
-        sent["Authorization"] = f"Bearer {self.token(kind)}"
-        with DIRECT.open(urllib.request.Request(url, body, sent), timeout=REQUEST_SECONDS) as answer:
-            return json.load(answer)
+    def client(self, **settings: Any) -> Client:
+        """A client for its predictions, with tokens that are read again when they expire."""
+        return Client(self.inference_url, token_file=self.token_file, **settings)
 
-    def describe(self, *, customized: bool = False) -> Any:
+    def manage(self, method: str, path: str, **parameters: str | int) -> Any:
+        """The JSON answer of the management API. Raises ServeError with its message where it refuses."""
+        headers = {"Authorization": f"Bearer {self.token('management')}"}
+        # Our server is on this machine: no proxy the environment names should see its tokens.
+        with httpx.Client(trust_env=False, timeout=REQUEST_SECONDS, headers=headers) as http:
+            answer = http.request(method, f"http://{HOST}:{self.port + 1}{path}", params=parameters)
+        try:
+            found = answer.json()
+        except ValueError:
+            found = {"message": answer.text[:300]}
+        if not answer.is_success:
+            raise ServeError(
+                f"{method} {path} of {self.name!r} was answered {answer.status_code}: {found.get('message')}"
+            )
+        return found
+
+    def describe(self, *, customized: bool = False, version: str = "") -> Any:
         """What the management API says of the model; `customized` adds what the handler says of its tasks."""
-        suffix = "?customized=true" if customized else ""
-        return self.ask(self.management_url + suffix, "management")[0]
+        path = f"/models/{self.name}/{version}".rstrip("/")
+        return self.manage("GET", path, **({"customized": "true"} if customized else {}))[0]
 
     def process(self) -> psutil.Process | None:
         """The running server process, or None."""
@@ -95,10 +109,22 @@ class Server:
                 return process
         return None
 
-    def example(self, task: str) -> str:
-        """A curl line that asks for a prediction with the current token."""
-        headers = f"-H 'Authorization: Bearer {self.token()}' -H 'X-ETCL-Task: {task}'"
-        return f"curl {self.inference_url} {headers} -T image.png"
+    def examples(self, task: str) -> tuple[str, str]:
+        """A curl line with the current token and a Python snippet that ask for a prediction."""
+        headers = [f"Authorization: Bearer {self.token()}", f"X-ETCL-Task: {task}"]
+        words = [
+            "curl",
+            self.inference_url,
+            *(word for header in headers for word in ("-H", header)),
+            "-T",
+            "image.png",
+        ]
+        python = (
+            "from etcl_deploy.client import Client\n\n"
+            f"with Client({self.inference_url!r}, token_file={str(self.token_file)!r}) as client:\n"
+            f"    print(client.predict('image.png', {task!r}))"
+        )
+        return shlex.join(words), python
 
     def as_json(self) -> dict[str, Any]:
         """What `etcl serve` reports."""
@@ -110,61 +136,6 @@ class Server:
             "token_file": str(self.token_file),
             "log": str(self.log),
         }
-
-
-def start(name: str, model_store: Path, port: int, workers: int = 1) -> Server:
-    """Start TorchServe on `model_store/name.mar` and wait until it answers; on failure nothing is left running."""
-    check_not_running(name, model_store)
-    java = find_java()
-    store = model_store.resolve()
-    directory = store / "servers" / name
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    # Short, and of its own: it holds the workers' sockets, whose paths are limited to about 100 characters.
-    temporary = tempfile.mkdtemp(prefix="etcl-")
-    config = directory / "config.properties"
-    config.write_text(render(name, str(store), port), "utf-8")
-    server = None
-    try:
-        server = _launch(name, directory, port, java.home, temporary, workers)
-        atomic.write_bytes(directory / RECORD, json.dumps(asdict(server), indent=1).encode())
-        _wait_until_ready(server)
-    except BaseException:
-        if server:
-            stop(server)
-        else:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return server
-
-
-@contextmanager
-def serving(name: str, model_store: Path, port: int, workers: int = 1) -> Iterator[Server]:
-    """A server for the time of a `with` block."""
-    server = start(name, model_store, port, workers)
-    try:
-        yield server
-    finally:
-        stop(server)
-
-
-def stop(server: Server) -> bool:
-    """End the server and its workers, by force if need be; True if it was running."""
-    process = server.process()
-    if process:
-        family = [process]
-        with suppress(psutil.Error):
-            family += process.children(recursive=True)
-            process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=STOP_SECONDS)
-        for survivor in alive:
-            with suppress(psutil.Error):
-                survivor.kill()
-        psutil.wait_procs(alive, timeout=STOP_SECONDS)
-    shutil.rmtree(server.temporary, ignore_errors=True)
-    (Path(server.directory) / RECORD).unlink(missing_ok=True)
-    server.token_file.unlink(missing_ok=True)
-    return process is not None
 
 
 def check_not_running(name: str, model_store: Path) -> None:
@@ -183,6 +154,14 @@ def find(name: str, model_store: Path) -> Server | None:
         return None
 
 
+def known(name: str, model_store: Path) -> Server:
+    """The same. Raises ServeError where there is none."""
+    found = find(name, model_store)
+    if found is None:
+        raise ServeError(f"no server named {name!r} was started from {model_store}")
+    return found
+
+
 def status(name: str, model_store: Path) -> dict[str, Any]:
     """What `etcl serve --status` reports, also of a server that was never started."""
     found = find(name, model_store)
@@ -195,65 +174,3 @@ def status(name: str, model_store: Path) -> dict[str, Any]:
 def names(model_store: Path) -> list[str]:
     """The names of all recorded servers."""
     return sorted(path.parent.name for path in (model_store / "servers").glob(f"*/{RECORD}"))
-
-
-def _launch(name: str, directory: Path, port: int, java_home: Path, temporary: str, workers: int) -> Server:
-    # TorchServe lets TS_* variables override its configuration file, tokens included: keep ours in force.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("TS_")}
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    environment |= {
-        "JAVA_HOME": str(java_home),
-        "TEMP": temporary,
-        "TMPDIR": temporary,
-        "LOG_LOCATION": str(directory / "logs"),
-        "METRICS_LOCATION": str(directory / "logs"),
-        "OMP_NUM_THREADS": str(threads),
-    }
-    command = [sys.executable, "-m", "ts.model_server", "--start", "--no-config-snapshots"]
-    # The store is in the configuration too, but TorchServe's launcher does not read escapes in it.
-    command += ["--ts-config", str(directory / "config.properties"), "--model-store", str(directory.parent.parent)]
-    with (directory / "server.log").open("wb") as log:
-        launcher = subprocess.Popen(
-            command,
-            cwd=directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in the terminal is for us, who then stop it in order
-        )
-    try:
-        launcher.wait(timeout=START_SECONDS)
-        pid = int((Path(temporary) / ".model_server.pid").read_text())
-        created = psutil.Process(pid).create_time()
-    except BaseException as error:
-        with suppress(OSError):
-            os.killpg(launcher.pid, signal.SIGKILL)  # the launcher and the server it may have started
-        if isinstance(error, OSError | ValueError | psutil.Error | subprocess.TimeoutExpired):
-            raise ServeError(f"TorchServe did not start: {_last_words(directory)}") from None
-        raise
-    return Server(name, str(directory), port, pid, created, temporary)
-
-
-def _wait_until_ready(server: Server) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if server.process() is None:
-            raise ServeError(f"TorchServe ended: {_last_words(Path(server.directory))}")
-        if WORKER_DIED in server.log.read_text("utf-8", "replace"):
-            raise ServeError(f"the model did not load: {_last_words(Path(server.directory))}")
-        with suppress(OSError, ValueError, LookupError, ServeError):
-            workers = server.describe()["workers"]
-            if workers and all(worker["status"] == "READY" for worker in workers):
-                return
-        time.sleep(0.2)
-    raise ServeError(f"TorchServe was not ready after {START_SECONDS} s: {_last_words(Path(server.directory))}")
-
-
-def _last_words(directory: Path) -> str:
-    """The last line of the log that looks like a reason, and where the rest is."""
-    log = directory / "server.log"
-    lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
-    reasons = [line for line in lines if "Error" in line or "Exception" in line or "ERROR" in line]
-    last = (reasons or lines or ["no message"])[-1].partition("MODEL_LOG - ")
-    return f"{(last[2] or last[0]).strip()[:300]} (see {log})"

@@ -1,0 +1,152 @@
+"""Start TorchServe, wait until it answers, stop it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+
+import httpx
+import psutil
+
+from etcl_deploy import atomic
+from etcl_deploy.errors import ServeError
+from etcl_deploy.serve.java import find_java
+from etcl_deploy.serve.properties import render
+from etcl_deploy.serve.server import RECORD, Server, check_not_running
+
+START_SECONDS = 120
+STOP_SECONDS = 20
+WORKER_DIED = "Backend worker process died"  # what TorchServe logs before it tries again, for minutes
+
+
+def start(name: str, model_store: Path, port: int, workers: int = 1, *, pushes: bool = False) -> Server:
+    """Start TorchServe on `model_store/name.mar` and wait until it answers; on failure nothing is left running."""
+    check_not_running(name, model_store)
+    java = find_java()
+    store = model_store.resolve()
+    directory = store / "servers" / name
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    # Short, and of its own: it holds the workers' sockets, whose paths are limited to about 100 characters.
+    temporary = tempfile.mkdtemp(prefix="etcl-")
+    metrics = directory / "metrics.yaml"
+    metrics.write_bytes((resources.files("etcl_deploy.handlers") / "metrics.yaml").read_bytes())
+    config = render(name, str(store), port, str(metrics), pushes=pushes)
+    (directory / "config.properties").write_text(config, "utf-8")
+    server = None
+    try:
+        pid, created = _launch(directory, java.home, temporary, workers)
+        server = Server(name, str(directory), port, pid, created, temporary, workers, pushes)
+        atomic.write_bytes(directory / RECORD, json.dumps(asdict(server), indent=1).encode())
+        _wait_until_ready(server)
+    except BaseException:
+        if server:
+            stop(server)
+        else:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return server
+
+
+@contextmanager
+def serving(name: str, model_store: Path, port: int, workers: int = 1, *, pushes: bool = False) -> Iterator[Server]:
+    """A server for the time of a `with` block."""
+    server = start(name, model_store, port, workers, pushes=pushes)
+    try:
+        yield server
+    finally:
+        stop(server)
+
+
+def stop(server: Server) -> bool:
+    """End the server and its workers, by force if need be; True if it was running."""
+    process = server.process()
+    if process:
+        family = [process]
+        with suppress(psutil.Error):
+            family += process.children(recursive=True)
+            process.terminate()
+        _, alive = psutil.wait_procs(family, timeout=STOP_SECONDS)
+        for survivor in alive:
+            with suppress(psutil.Error):
+                survivor.kill()
+        psutil.wait_procs(alive, timeout=STOP_SECONDS)
+    shutil.rmtree(server.temporary, ignore_errors=True)
+    (Path(server.directory) / RECORD).unlink(missing_ok=True)
+    server.token_file.unlink(missing_ok=True)
+    return process is not None
+
+
+def _launch(directory: Path, java_home: Path, temporary: str, workers: int) -> tuple[int, float]:
+    """Start TorchServe; gives its process and when that began."""
+    # TorchServe lets TS_* variables override its configuration file, tokens included: keep ours in force.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TS_")}
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    environment |= {
+        "JAVA_HOME": str(java_home),
+        "TEMP": temporary,
+        "TMPDIR": temporary,
+        "LOG_LOCATION": str(directory / "logs"),
+        "METRICS_LOCATION": str(directory / "logs"),
+        "OMP_NUM_THREADS": str(threads),
+    }
+    command = [sys.executable, "-m", "ts.model_server", "--start", "--no-config-snapshots"]
+    # The store is in the configuration too, but TorchServe's launcher does not read escapes in it.
+    command += ["--ts-config", str(directory / "config.properties"), "--model-store", str(directory.parent.parent)]
+    command += ["--log-config", str(resources.files("etcl_deploy.serve") / "log4j2.xml")]
+    with (directory / "server.log").open("wb") as log:
+        launcher = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in the terminal is for us, who then stop it in order
+        )
+    try:
+        launcher.wait(timeout=START_SECONDS)
+        pid = int((Path(temporary) / ".model_server.pid").read_text())
+        created = psutil.Process(pid).create_time()
+    except BaseException as error:
+        with suppress(OSError):
+            os.killpg(launcher.pid, signal.SIGKILL)  # the launcher and the server it may have started
+        if isinstance(error, OSError | ValueError | psutil.Error | subprocess.TimeoutExpired):
+            raise ServeError(f"TorchServe did not start: {_last_words(directory)}") from None
+        raise
+    return pid, created
+
+
+def _wait_until_ready(server: Server) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if server.process() is None:
+            raise ServeError(f"TorchServe ended: {_last_words(Path(server.directory))}")
+        if WORKER_DIED in server.log.read_text("utf-8", "replace"):
+            raise ServeError(f"the model did not load: {_last_words(Path(server.directory))}")
+        with suppress(httpx.HTTPError, ValueError, LookupError, ServeError):
+            workers = server.describe()["workers"]
+            if workers and all(worker["status"] == "READY" for worker in workers):
+                return
+        time.sleep(0.2)
+    raise ServeError(f"TorchServe was not ready after {START_SECONDS} s: {_last_words(Path(server.directory))}")
+
+
+def _last_words(directory: Path) -> str:
+    """The last line of the log that looks like a reason, and where the rest is."""
+    log = directory / "server.log"
+    lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+    reasons = [line for line in lines if "Error" in line or "Exception" in line or "ERROR" in line]
+    last = (reasons or lines or ["no message"])[-1].partition("MODEL_LOG - ")
+    return f"{(last[2] or last[0]).strip()[:300]} (see {log})"

@@ -1,0 +1,81 @@
+"""Another bundle takes the place of the one that is served, while traffic flows.
+
+Register it as a further version, ask it about every task and compare, make it the default, wait until the old version
+has answered all it was asked, remove that. Until the switch whatever goes wrong leaves the old version as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from etcl_deploy.client import Client
+from etcl_deploy.errors import EtclError, ServeError
+from etcl_deploy.serve.server import Server
+
+DRAIN_SECONDS = 130  # longer than the server lets a worker take for an answer
+
+
+def live_version(server: Server) -> str:
+    """The version that answers now."""
+    version: str = server.describe()["modelVersion"]
+    return version
+
+
+def next_version(server: Server) -> str:
+    """A version after all there are."""
+    known = server.manage("GET", f"/models/{server.name}/all")
+    return f"{1 + max(int(found['modelVersion'].partition('.')[0]) for found in known)}.0"
+
+
+def replace(server: Server, archive: Path, version: str, checks: Mapping[str, tuple[bytes, int]]) -> None:
+    """Serve `archive`, which is in the server's store, in the place of the live version.
+
+    `checks` holds for every task an image and the class it must get. Raises ServeError with what went wrong.
+    """
+    if not server.pushes:
+        raise ServeError(f"{server.name!r} was started without --allow-push; start it again with it")
+    old = live_version(server)
+    try:
+        server.manage("POST", "/models", url=archive.name, initial_workers=server.workers, synchronous="true")
+        _check_answers(server, version, checks)
+        server.manage("PUT", f"/models/{server.name}/{version}/set-default")
+    except (EtclError, httpx.HTTPError) as error:
+        with suppress(EtclError, httpx.HTTPError):
+            server.manage("DELETE", f"/models/{server.name}/{version}")
+        raise ServeError(f"the new bundle is not served, version {old} still is: {error}") from None
+    try:
+        _drain(server, old)
+        server.manage("DELETE", f"/models/{server.name}/{old}")
+    except (EtclError, httpx.HTTPError) as error:
+        raise ServeError(f"the new bundle is served, but version {old} could not be removed: {error}") from None
+
+
+def _check_answers(server: Server, version: str, checks: Mapping[str, tuple[bytes, int]]) -> None:
+    """Ask the new version about every task."""
+    with Client(f"{server.inference_url}/{version}", token_file=server.token_file) as client:
+        answers = client.predict_many([image for image, _ in checks.values()], list(checks))
+    for (task, (_, expected)), answer in zip(checks.items(), answers, strict=True):
+        if isinstance(answer, Exception):
+            raise answer
+        if answer.index != expected:
+            raise ServeError(f"task {task!r} gives class {answer.index} where the bundle gives {expected}")
+
+
+def _drain(server: Server, version: str) -> None:
+    """Wait until every worker of a version has answered something that was asked after the switch."""
+    deadline = time.monotonic() + DRAIN_SECONDS
+    done: set[int] = set()
+    while time.monotonic() < deadline:
+        found: Any = server.describe(customized=True, version=version)
+        done.add(found["customizedMetadata"]["worker"])
+        waiting = found["jobQueueStatus"]["pendingRequests"]
+        if not waiting and done >= {worker["pid"] for worker in found["workers"]}:
+            return
+        time.sleep(0.02)
+    raise ServeError(f"it was still busy after {DRAIN_SECONDS} s")
