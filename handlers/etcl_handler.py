@@ -198,7 +198,7 @@ class EtclHandler:
         assert self.predictor is not None
         kinds = {MetricTypes.COUNTER: COUNTERS, MetricTypes.GAUGE: GAUGES}
         known = {
-            name: metrics.add_metric_to_cache(name, unit, dimensions, kind)
+            name: metrics.cache.get(kind, {}).get(name) or metrics.add_metric_to_cache(name, unit, dimensions, kind)
             for kind, declared in kinds.items()
             for name, (unit, dimensions) in declared.items()
         }

@@ -32,7 +32,6 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Start TorchServe on loopback with tokens on, and wait until it answers."""
-    from etcl_deploy.deploy import Wishes, serve_bundle
     from etcl_deploy.render import server_report
     from etcl_deploy.serve import process, server
 
@@ -42,6 +41,8 @@ def serve(
         raise typer.BadParameter("name a bundle to serve, or use --status or --stop")
     chosen = name or (path.stem if path else _only_server(model_store))
     if path and not (stop or status):
+        from etcl_deploy.deploy import Wishes, serve_bundle
+
         bytes_ = None if cache_mb is None else cache_mb * 1_000_000
         wishes = Wishes(port, workers, bytes_, tuple(pin or ()), allow_push)
         info = serve_bundle(path, chosen, model_store, wishes).as_json()
@@ -61,7 +62,9 @@ def _show_examples(name: str, model_store: Path) -> None:
     server = known(name, model_store)
     task = server.describe(customized=True)["customizedMetadata"]["tasks"][0]["name"]
     for title, text in zip(("try it:", "or in Python:"), server.examples(task), strict=True):
-        err.print(f"[bold]{title}[/]", plain(text, "cyan"), sep="\n", soft_wrap=True, highlight=False)
+        err.print(f"[bold]{title}[/]")
+        for line in text.splitlines():
+            err.print(plain(line, "cyan"), soft_wrap=True, highlight=False)
 
 
 def push(

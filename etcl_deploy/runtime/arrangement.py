@@ -58,7 +58,7 @@ def arrange(plan: Plan, preprocessing: Preprocessing, shapes: Mapping[str, tuple
     sizes = [prod(shape) for shape in shapes.values()]
     if sum(sizes) > MOST:
         raise EngineError(f"{sum(sizes)} numbers are more than the {MOST} that can be told apart")
-    marks = torch.arange(FIRST, FIRST + sum(sizes)).float().split(sizes)
+    marks = torch.split(torch.arange(FIRST, FIRST + sum(sizes)).float(), sizes)
     weights = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), marks, strict=True)}
     graph = Graph()
     last = write_network(graph, plan, preprocessing, weights)

@@ -159,7 +159,8 @@ class OnnxEngine:
         return bits, torch.cat([part.flatten() for part in numbers]).numpy()
 
     def _laid_out(self, flat: np.ndarray) -> np.ndarray:
-        return np.append(flat, np.zeros(1, flat.dtype))[self._source]
+        found: np.ndarray = np.append(flat, np.zeros(1, flat.dtype))[self._source]
+        return found
 
     def _norms(self, number: int) -> dict[str, Tensor]:
         task = [*self.bundle.tasks.values()][number]
@@ -179,14 +180,14 @@ class OnnxEngine:
         """How the weights of every input are multiplied by scales, and which channel's stands where in all tiles."""
         parts, channels, at, behind = [], [], 0, 0
         for place in places:
-            layer, (groups, *rest), found = self._blocks(place)
+            layer, (groups, tiles, width), found = self._blocks(place)
             scaled = any(step.op == "norm" for step in self._folding.chains[layer])
-            many = max(1, AT_ONCE // prod(rest))
+            many = max(1, AT_ONCE // (tiles * width))
             for first in range(0, groups, many):
                 own = found[first : first + many]
-                span = slice(at, at + len(own) * prod(rest))
+                span = slice(at, at + len(own) * tiles * width)
                 tile = own.shape if scaled else None
-                parts.append(Part(span, (len(own), *rest), slice(behind, behind + own.size), tile))
+                parts.append(Part(span, (len(own), tiles, width), slice(behind, behind + own.size), tile))
                 channels.append(own.ravel())
                 at, behind = span.stop, behind + own.size
         return parts, np.concatenate(channels)

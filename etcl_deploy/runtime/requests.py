@@ -94,8 +94,7 @@ def answer(request: Request, outcomes: Sequence[Outcome], model: str) -> Any:
 
 def status_of(error: Exception) -> tuple[int, str, str]:
     """HTTP status, phrase and our code of an error."""
-    status, phrase, code = next(rest for kind, *rest in STATUS if isinstance(error, kind))
-    return status, phrase, code
+    return next((status, phrase, code) for kind, status, phrase, code in STATUS if isinstance(error, kind))
 
 
 def error_body(error: Exception) -> dict[str, Any]:
@@ -172,11 +171,13 @@ def _tensor_items(inputs: Any) -> list[Any]:
     """The images of a v2 request: one tensor of pixels, or of texts (BYTES) that are image files in base64."""
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise InputError('\'inputs\' must be a list of one tensor: {"name", "shape", "datatype", "data"}')
-    shape, kind, data = (inputs[0].get(key) for key in ("shape", "datatype", "data"))
+    tensor: dict[str, Any] = inputs[0]
+    kind, shape, data = tensor.get("datatype"), tensor.get("shape"), tensor.get("data")
     if kind not in DATATYPES:
         raise InputError(f"datatype {shortened(str(kind))!r} is not read; known: {', '.join(DATATYPES)}")
-    sized = isinstance(shape, list) and 1 <= len(shape) <= 4 and all(type(n) is int and n > 0 for n in shape)
-    if not sized or not isinstance(data, list):
+    if (
+        not (isinstance(shape, list) and 1 <= len(shape) <= 4 and all(type(n) is int and n > 0 for n in shape))
+    ) or not isinstance(data, list):
         raise InputError("a tensor needs 'shape', 1 to 4 whole numbers from 1, and 'data', a list")
     if kind == "BYTES":
         if len(data) != prod(shape) or not all(isinstance(text, str) for text in data):

@@ -50,6 +50,7 @@ def start(name: str, model_store: Path, port: int, workers: int = 1, *, pushes: 
         server = Server(name, str(directory), port, pid, created, temporary, workers, pushes)
         atomic.write_bytes(directory / RECORD, json.dumps(asdict(server), indent=1).encode())
         _wait_until_ready(server)
+        _start_keeper(directory)
     except BaseException:
         if server:
             stop(server)
@@ -126,6 +127,21 @@ def _launch(directory: Path, java_home: Path, temporary: str, workers: int) -> t
             raise ServeError(f"TorchServe did not start: {_last_words(directory)}") from None
         raise
     return pid, created
+
+
+def _start_keeper(directory: Path) -> None:
+    """A process that renews the server's tokens and ends with the server; nobody waits for it."""
+    command = [sys.executable, "-m", "etcl_deploy.serve.keeper", str(directory)]
+    # Started by a shell of no other use, it is nobody's child that would have to be waited for.
+    with (directory / "keeper.log").open("wb") as log:
+        subprocess.run(
+            ["/bin/sh", "-c", '"$@" &', "sh", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            check=True,
+        )
 
 
 def _wait_until_ready(server: Server) -> None:

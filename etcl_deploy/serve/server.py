@@ -39,6 +39,11 @@ class Server:
     pushes: bool  # whether another bundle may take the place of the one it serves
 
     @property
+    def management_address(self) -> str:
+        """Where the management API is."""
+        return f"http://{HOST}:{self.port + 1}"
+
+    @property
     def inference_url(self) -> str:
         """Where predictions are asked for."""
         return f"http://{HOST}:{self.port}/predictions/{self.name}"
@@ -46,7 +51,7 @@ class Server:
     @property
     def management_url(self) -> str:
         """Where the model is described."""
-        return f"http://{HOST}:{self.port + 1}/models/{self.name}"
+        return f"{self.management_address}/models/{self.name}"
 
     @property
     def metrics_url(self) -> str:
@@ -85,7 +90,7 @@ class Server:
         headers = {"Authorization": f"Bearer {self.token('management')}"}
         # Our server is on this machine: no proxy the environment names should see its tokens.
         with httpx.Client(trust_env=False, timeout=REQUEST_SECONDS, headers=headers) as http:
-            answer = http.request(method, f"http://{HOST}:{self.port + 1}{path}", params=parameters)
+            answer = http.request(method, self.management_address + path, params=parameters)
         try:
             found = answer.json()
         except ValueError:

@@ -1,0 +1,169 @@
+"""What benchmarks of serving share: a bundle made up for them, mixes of tasks, a load from another process."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import load
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from etcl_deploy.bundle.bundle import Bundle, BundledTask, to_bytes
+from etcl_deploy.bundle.layout import Layout
+from etcl_deploy.bundle.precision import reduced_head
+from etcl_deploy.learn.backbones import BACKBONES
+from etcl_deploy.preprocessing import Preprocessing
+from etcl_deploy.runtime.images import png
+from etcl_deploy.serve.server import Server
+
+CLASSES = tuple(f"class {number}" for number in range(10))
+SIDE = 32
+MIXES = ("identical", "zipf", "uniform", "distinct")
+IMAGES = 50
+
+
+class MadeMasks:
+    """Masks of 0.4 of the weights, drawn when they are asked for: ten thousand of them fit nowhere."""
+
+    def __init__(self, weights: int) -> None:
+        self._weights = weights
+
+    def __getitem__(self, number: int) -> Tensor:
+        chance = np.random.default_rng(number)
+        return torch.from_numpy(chance.random(self._weights, dtype=np.float32) < 0.4)
+
+
+def made_bundle(tasks: int, precision: str = "fp32") -> Bundle:
+    """resnet18 of width 20 with so many tasks of ten classes; nothing was learned, everything is there."""
+    chance = torch.Generator().manual_seed(0)
+    plan = BACKBONES["resnet18"]((3, SIDE, SIDE), 20)
+    layout = Layout(plan)
+    weights = torch.randn(layout.weight_count, generator=chance) / 8
+    made = {}
+    for number in range(tasks):
+        name = f"task-{number}"
+        head = {key: torch.randn(shape, generator=chance) / 8 for key, shape in layout.head(len(CLASSES)).items()}
+        norm = torch.rand(layout.norm_count, generator=chance) / 2 + 0.25
+        made[name] = BundledTask(name, CLASSES, 0.4, 90.0, 90.0, norm, reduced_head(head, precision))
+    stored = weights if precision == "fp32" else weights.half()
+    about = {"made": "up"}
+    preprocessing = Preprocessing(SIDE, SIDE, 3)
+    return Bundle("resnet18", plan, preprocessing, stored, None, made, MadeMasks(layout.weight_count), about)
+
+
+def write_made(path: Path, tasks: int, precision: str = "fp32") -> Path:
+    """The file of such a bundle."""
+    path.write_bytes(to_bytes(made_bundle(tasks, precision), "packed"))
+    return path
+
+
+def images(count: int = IMAGES) -> list[Tensor]:
+    """Prepared images: smooth shapes with noise."""
+    chance = torch.Generator().manual_seed(1)
+    coarse = torch.rand(count, 3, 4, 4, generator=chance)
+    smooth = torch.nn.functional.interpolate(coarse, (SIDE, SIDE), mode="bilinear")
+    noisy = 255 * (0.8 * smooth + 0.2 * torch.rand(count, 3, SIDE, SIDE, generator=chance))
+    return list(noisy.to(torch.uint8).permute(0, 2, 3, 1).contiguous())
+
+
+def order_of(mix: str, count: int, tasks: int, seed: int = 0) -> list[int]:
+    """Which task each request is for."""
+    chance = np.random.default_rng(seed)
+    if mix == "identical":
+        return [0] * count
+    if mix == "distinct":  # none twice in a row of all tasks
+        rounds = [chance.permutation(tasks) for _ in range(-(-count // tasks))]
+        return np.concatenate(rounds)[:count].tolist()
+    shares = 1 / np.arange(1, tasks + 1) if mix == "zipf" else np.ones(tasks)
+    return chance.choice(tasks, count, p=shares / shares.sum()).tolist()
+
+
+def requests_for(server: Server, tasks: Iterable[int]) -> list[bytes]:
+    """A request for each task, with images in turn."""
+    files = [png(image) for image in images()]
+    path = f"/predictions/{server.name}"
+    token = server.token()
+    return [
+        load.request(path, files[task % IMAGES], token, {"X-ETCL-Task": f"task-{task}", "Content-Type": "image/png"})
+        for task in tasks
+    ]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a load came to, in the columns of TorchServe's own benchmark."""
+
+    requests: int
+    errors: int
+    seconds: float
+    latencies: list[float]  # seconds, sorted
+
+    @property
+    def throughput(self) -> float:
+        """Requests a second."""
+        return self.requests / self.seconds
+
+    def percentile(self, share: float) -> float:
+        """Milliseconds."""
+        return 1000 * self.latencies[min(len(self.latencies) - 1, int(share * len(self.latencies)))]
+
+    def columns(self) -> dict[str, Any]:
+        """Throughput, percentiles and errors."""
+        return {
+            "requests": self.requests,
+            "throughput": round(self.throughput, 1),
+            "p50_ms": round(self.percentile(0.5), 2),
+            "p90_ms": round(self.percentile(0.9), 2),
+            "p99_ms": round(self.percentile(0.99), 2),
+            "error_rate": self.errors / self.requests,
+        }
+
+
+def apply_load(
+    server: Server, requests: Sequence[bytes], order: Sequence[int], connections: int, seconds: float = 1e9
+) -> Load:
+    """Send requests in an order from another process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_apply, (server.port, list(requests), list(order), connections, seconds))
+
+
+def _apply(port: int, requests: list[bytes], order: list[int], connections: int, seconds: float) -> Load:
+    answers: list[load.Answer] = []
+    took = load.run(port, requests, order, connections, answers.append, seconds)
+    bad = sum(answer.status != 200 for answer in answers)
+    return Load(len(answers), bad, took, sorted(answer.seconds for answer in answers))
+
+
+def workers_of(server: Server) -> list[psutil.Process]:
+    """The processes that answer."""
+    process = server.process()
+    assert process is not None
+    return [p for p in process.children(recursive=True) if "model_service_worker" in " ".join(p.cmdline())]
+
+
+def pss(process: psutil.Process) -> int:
+    """Bytes a process takes, with its share of what it shares."""
+    return int(process.memory_full_info().pss)
+
+
+def metrics(server: Server) -> dict[str, float]:
+    """All metrics by name and labels, as Prometheus reads them."""
+    import httpx
+
+    time.sleep(1.5)  # the handler tells what it counted once a second
+    text = httpx.get(server.metrics_url, trust_env=False).text
+    rows = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, _, value in rows}
+
+
+def show(**figures: Any) -> str:
+    """Figures in one line."""
+    return "  ".join(f"{key} {json.dumps(value)}" for key, value in figures.items())

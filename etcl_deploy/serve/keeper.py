@@ -1,0 +1,61 @@
+"""Keeps the tokens of a server from expiring, for as long as it runs: `python -m etcl_deploy.serve.keeper DIRECTORY`.
+
+TorchServe makes its tokens for an hour and then refuses everybody: it makes new ones only when asked to, with the API
+key of its key file. `etcl serve` starts one keeper beside each server; it ends with the server.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+EARLY_SECONDS = 600  # before they expire
+CHECK_SECONDS = 5
+KINDS = ("management", "inference")
+# No proxy the environment names should see a key.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def seconds_left(key_file: Path) -> float:
+    """How long the token that expires first is valid."""
+    keys = json.loads(key_file.read_text("utf-8"))
+    ends = [datetime.fromisoformat(_iso(keys[kind]["expiration time"])) for kind in KINDS]
+    return (min(ends) - datetime.now(timezone.utc)).total_seconds()
+
+
+def renew(key_file: Path, management: str) -> None:
+    """Have both tokens made anew; TorchServe writes them to the file."""
+    for kind in KINDS:
+        key = json.loads(key_file.read_text("utf-8"))["API"]["key"]
+        headers = {"Authorization": f"Bearer {key}"}
+        asked = urllib.request.Request(f"{management}/token?type={kind}", headers=headers)
+        with DIRECT.open(asked, timeout=30):
+            pass
+
+
+def keep(directory: Path, early: float = EARLY_SECONDS) -> None:
+    """Renew the tokens of the server of a directory whenever they are about to expire, until it is gone."""
+    from etcl_deploy.serve.server import find
+
+    key_file = directory / "key_file.json"
+    while (server := find(directory.name, directory.parent.parent)) and server.process():
+        with suppress(OSError, ValueError, KeyError, urllib.error.URLError):  # not written yet, or the server is busy
+            if seconds_left(key_file) < early:
+                renew(key_file, server.management_address)
+        time.sleep(CHECK_SECONDS)
+
+
+def _iso(text: str) -> str:
+    """A time as Java writes it, with as many digits as Python reads."""
+    whole, point, rest = text.rstrip("Z").partition(".")
+    return f"{whole}{point}{rest[:6].ljust(6, '0')}+00:00" if point else f"{whole}+00:00"
+
+
+if __name__ == "__main__":
+    keep(Path(sys.argv[1]))
