@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 SECONDS = 120  # without any answer, after which the server counts as gone
 CHUNK = 1 << 18
@@ -107,6 +108,44 @@ def run(
                 connection.socket.close()
                 open_one()
     return time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a load came to, in the columns of TorchServe's own benchmark."""
+
+    requests: int
+    errors: int
+    seconds: float
+    latencies: list[float]  # seconds, sorted
+
+    @property
+    def throughput(self) -> float:
+        """Requests a second."""
+        return self.requests / self.seconds
+
+    def percentile(self, share: float) -> float:
+        """Milliseconds."""
+        return 1000 * self.latencies[min(len(self.latencies) - 1, int(share * len(self.latencies)))]
+
+    def columns(self) -> dict[str, Any]:
+        """Throughput, percentiles and errors."""
+        return {
+            "requests": self.requests,
+            "throughput": round(self.throughput, 1),
+            "p50_ms": round(self.percentile(0.5), 2),
+            "p90_ms": round(self.percentile(0.9), 2),
+            "p99_ms": round(self.percentile(0.99), 2),
+            "error_rate": self.errors / self.requests,
+        }
+
+
+def measure(port: int, requests: Sequence[bytes], order: Sequence[int], connections: int, seconds: float) -> Load:
+    """The same, as figures."""
+    answers: list[Answer] = []
+    took = run(port, requests, order, connections, answers.append, seconds)
+    bad = sum(answer.status != 200 for answer in answers)
+    return Load(len(answers), bad, took, sorted(answer.seconds for answer in answers))
 
 
 def parsed(data: bytearray) -> tuple[int, bytes, bool] | None:

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,11 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.bundle.bundle import Bundle, BundledTask, to_bytes
-from etcl_deploy.bundle.layout import Layout
+from etcl_deploy.bundle.layout import Layout, split
 from etcl_deploy.bundle.precision import reduced_head
 from etcl_deploy.learn.backbones import BACKBONES
+from etcl_deploy.operations import NORMS, normalize, weigh
+from etcl_deploy.plan import Step
 from etcl_deploy.preprocessing import Preprocessing
 from etcl_deploy.runtime.images import png
 from etcl_deploy.serve.server import Server
@@ -41,9 +42,9 @@ class MadeMasks:
         return torch.from_numpy(chance.random(self._weights, dtype=np.float32) < 0.4)
 
 
-def made_bundle(tasks: int, precision: str = "fp32") -> Bundle:
+def made_bundle(tasks: int, seed: int = 0, precision: str = "fp32") -> Bundle:
     """resnet18 of width 20 with so many tasks of ten classes; nothing was learned, everything is there."""
-    chance = torch.Generator().manual_seed(0)
+    chance = torch.Generator().manual_seed(seed)
     plan = BACKBONES["resnet18"]((3, SIDE, SIDE), 20)
     layout = Layout(plan)
     weights = torch.randn(layout.weight_count, generator=chance) / 8
@@ -59,9 +60,10 @@ def made_bundle(tasks: int, precision: str = "fp32") -> Bundle:
     return Bundle("resnet18", plan, preprocessing, stored, None, made, MadeMasks(layout.weight_count), about)
 
 
-def write_made(path: Path, tasks: int, precision: str = "fp32") -> Path:
+def write_made(path: Path, tasks: int, seed: int = 0, precision: str = "fp32") -> Path:
     """The file of such a bundle."""
-    path.write_bytes(to_bytes(made_bundle(tasks, precision), "packed"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(to_bytes(made_bundle(tasks, seed, precision), "packed"))
     return path
 
 
@@ -97,49 +99,12 @@ def requests_for(server: Server, tasks: Iterable[int]) -> list[bytes]:
     ]
 
 
-@dataclass(frozen=True)
-class Load:
-    """What a load came to, in the columns of TorchServe's own benchmark."""
-
-    requests: int
-    errors: int
-    seconds: float
-    latencies: list[float]  # seconds, sorted
-
-    @property
-    def throughput(self) -> float:
-        """Requests a second."""
-        return self.requests / self.seconds
-
-    def percentile(self, share: float) -> float:
-        """Milliseconds."""
-        return 1000 * self.latencies[min(len(self.latencies) - 1, int(share * len(self.latencies)))]
-
-    def columns(self) -> dict[str, Any]:
-        """Throughput, percentiles and errors."""
-        return {
-            "requests": self.requests,
-            "throughput": round(self.throughput, 1),
-            "p50_ms": round(self.percentile(0.5), 2),
-            "p90_ms": round(self.percentile(0.9), 2),
-            "p99_ms": round(self.percentile(0.99), 2),
-            "error_rate": self.errors / self.requests,
-        }
-
-
 def apply_load(
     server: Server, requests: Sequence[bytes], order: Sequence[int], connections: int, seconds: float = 1e9
-) -> Load:
+) -> load.Load:
     """Send requests in an order from another process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_apply, (server.port, list(requests), list(order), connections, seconds))
-
-
-def _apply(port: int, requests: list[bytes], order: list[int], connections: int, seconds: float) -> Load:
-    answers: list[load.Answer] = []
-    took = load.run(port, requests, order, connections, answers.append, seconds)
-    bad = sum(answer.status != 200 for answer in answers)
-    return Load(len(answers), bad, took, sorted(answer.seconds for answer in answers))
+        return pool.apply(load.measure, (server.port, list(requests), list(order), connections, seconds))
 
 
 def workers_of(server: Server) -> list[psutil.Process]:
@@ -167,3 +132,19 @@ def metrics(server: Server) -> dict[str, float]:
 def show(**figures: Any) -> str:
     """Figures in one line."""
     return "  ".join(f"{key} {json.dumps(value)}" for key, value in figures.items())
+
+
+def plain_scores(bundle: Bundle, name: str, pixels: Tensor) -> Tensor:
+    """Probabilities from a plain masked network, computed apart: weight times mask, normalization as a step."""
+    layout, task = bundle.layout, bundle.task(name)
+    weights = split(bundle.weights * bundle.mask(name), layout.weights)
+    norms = split(task.norm, layout.norms)
+
+    def apply(step: Step, x: Tensor) -> Tensor:
+        if step.op in NORMS:
+            return normalize(step.op, step.settings, x, *norms[step.name])
+        return weigh(step.op, step.settings, x, weights[step.name])
+
+    features = bundle.plan.run(bundle.preprocessing.normalize(pixels), apply)
+    head = task.head_values()
+    return torch.nn.functional.linear(features, head["weight"], head.get("bias")).softmax(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -18,4 +18,4 @@ class Prediction:
 
     def as_json(self) -> dict[str, Any]:
         """The same as a JSON object."""
-        return asdict(self)
+        return {"task": self.task, "label": self.label, "index": self.index, "scores": dict(self.scores)}

@@ -152,8 +152,7 @@ def _wait_until_ready(server: Server) -> None:
         if WORKER_DIED in server.log.read_text("utf-8", "replace"):
             raise ServeError(f"the model did not load: {_last_words(Path(server.directory))}")
         with suppress(httpx.HTTPError, ValueError, LookupError, ServeError):
-            workers = server.describe()["workers"]
-            if workers and all(worker["status"] == "READY" for worker in workers):
+            if server.is_ready():
                 return
         time.sleep(0.2)
     raise ServeError(f"TorchServe was not ready after {START_SECONDS} s: {_last_words(Path(server.directory))}")

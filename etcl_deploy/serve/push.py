@@ -18,6 +18,7 @@ from etcl_deploy.client import Client
 from etcl_deploy.errors import EtclError, ServeError
 from etcl_deploy.serve.server import Server
 
+START_SECONDS = 120
 DRAIN_SECONDS = 130  # longer than the server lets a worker take for an answer
 
 
@@ -42,7 +43,9 @@ def replace(server: Server, archive: Path, version: str, checks: Mapping[str, tu
         raise ServeError(f"{server.name!r} was started without --allow-push; start it again with it")
     old = live_version(server)
     try:
-        server.manage("POST", "/models", url=archive.name, initial_workers=server.workers, synchronous="true")
+        # Not synchronous: TorchServe would wait in a thread that answers requests.
+        server.manage("POST", "/models", url=archive.name, initial_workers=server.workers, synchronous="false")
+        _wait_until_ready(server, version)
         _check_answers(server, version, checks)
         server.manage("PUT", f"/models/{server.name}/{version}/set-default")
     except (EtclError, httpx.HTTPError) as error:
@@ -54,6 +57,15 @@ def replace(server: Server, archive: Path, version: str, checks: Mapping[str, tu
         server.manage("DELETE", f"/models/{server.name}/{old}")
     except (EtclError, httpx.HTTPError) as error:
         raise ServeError(f"the new bundle is served, but version {old} could not be removed: {error}") from None
+
+
+def _wait_until_ready(server: Server, version: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if server.is_ready(version):
+            return
+        time.sleep(0.2)
+    raise ServeError(f"its workers were not ready after {START_SECONDS} s (see {server.log})")
 
 
 def _check_answers(server: Server, version: str, checks: Mapping[str, tuple[bytes, int]]) -> None:

@@ -106,6 +106,11 @@ class Server:
         path = f"/models/{self.name}/{version}".rstrip("/")
         return self.manage("GET", path, **({"customized": "true"} if customized else {}))[0]
 
+    def is_ready(self, version: str = "") -> bool:
+        """Whether all its workers can answer."""
+        states = [worker["status"] for worker in self.describe(version=version)["workers"]]
+        return len(states) == self.workers and set(states) == {"READY"}
+
     def process(self) -> psutil.Process | None:
         """The running server process, or None."""
         with suppress(psutil.Error):

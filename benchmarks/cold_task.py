@@ -1,0 +1,76 @@
+"""S5: making a cold task ready, beside a dense forward pass at batch 1.
+
+    python benchmarks/cold_task.py
+
+One thread. The dense network runs in torch (channels_last) and in onnxruntime with constant weights and all
+optimizations; the faster is the other side. All take turns; medians of 200.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import onnxruntime
+import torch
+from record import write_result
+from served import images, show, write_made
+
+from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.export.to_onnx import export_task
+from etcl_deploy.runtime.engine import TorchEngine
+from etcl_deploy.runtime.onnx_engine import OnnxEngine
+
+TASKS, ROUNDS = 50, 200
+
+
+def main(say: Callable[[str], None]) -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory, torch.inference_mode():
+        bundle = load_bundle(write_made(Path(directory) / "made.etcl", TASKS))
+        names = list(bundle.tasks)
+        export_task(bundle, names[0], Path(directory) / "dense.onnx")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(str(Path(directory) / "dense.onnx"), options, ["CPUExecutionProvider"])
+        torch_engine, onnx_engine = TorchEngine(bundle), OnnxEngine(bundle)
+        network = torch_engine.materialize(names[0])
+        network.weights = {
+            name: tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+            for name, tensor in network.weights.items()
+        }
+        ready = onnx_engine.materialize(names[0])
+        pixels = images(1)[0].unsqueeze(0)
+        array = pixels.numpy()
+        calls: dict[str, Callable[[int], object]] = {
+            "dense forward, torch": lambda turn: network(pixels),
+            "dense forward, onnxruntime": lambda turn: session.run(None, {"image": array}),
+            "task forward, onnxruntime": lambda turn: onnx_engine.logits(ready, pixels),
+            "cold task, onnxruntime": lambda turn: onnx_engine.release(onnx_engine.materialize(names[turn % TASKS])),
+            "cold task, torch": lambda turn: torch_engine.materialize(names[turn % TASKS]),
+        }
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(ROUNDS):
+            for name, call in calls.items():
+                began = time.perf_counter()
+                call(turn)
+                times[name].append(time.perf_counter() - began)
+    medians = {name: 1000 * median(values) for name, values in times.items()}
+    forward = min(value for name, value in medians.items() if name.startswith("dense"))
+    result = {
+        "ms": medians,
+        "ratio": medians["cold task, onnxruntime"] / forward,
+        "ratio_to_torch": medians["cold task, onnxruntime"] / medians["dense forward, torch"],
+        "forward_ratio": medians["task forward, onnxruntime"] / medians["dense forward, onnxruntime"],
+    }
+    say(show(**{key: value if isinstance(value, dict) else round(value, 3) for key, value in result.items()}))
+    write_result("cold_task", ["S5"], result, {"tasks": TASKS, "rounds": ROUNDS, "threads": 1})
+
+
+if __name__ == "__main__":
+    main(partial(print, flush=True))

@@ -1,0 +1,119 @@
+"""A worker killed under load, and ten pushes under load.
+
+    python benchmarks/faults.py --work DIR
+
+Requests come from 16 connections all the while. Every answer is held against the bundles that could have given it: it
+must be, byte for byte, what one of them answers when nothing else is asked. `--try` prints and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import load
+from record import write_result
+from served import requests_for, workers_of, write_made
+
+from etcl_deploy.deploy import Wishes, push_bundle, serve_bundle
+from etcl_deploy.serve.process import stop
+from etcl_deploy.serve.properties import any_free_port
+from etcl_deploy.serve.server import Server
+
+TASKS = 20
+CONNECTIONS = 16
+
+
+def answers_alone(server: Server) -> list[bytes]:
+    """The answer to every task's question when nothing else is asked."""
+    found = [b""] * TASKS
+
+    def heard(answer: load.Answer) -> None:
+        assert answer.status == 200, answer
+        found[answer.number] = answer.body
+
+    load.run(server.port, requests_for(server, range(TASKS)), range(TASKS), 1, heard)
+    return found
+
+
+def traffic(port: int, requests: list[bytes], known: list[set[bytes]], seconds: float) -> dict[str, Any]:
+    """Ask for so many seconds; what came back, and how long the longest wait was."""
+    counts: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
+    longest = 0.0
+
+    def heard(answer: load.Answer) -> None:
+        nonlocal longest
+        longest = max(longest, answer.seconds)
+        if answer.status == 200:
+            counts["right" if answer.body in known[answer.number] else "WRONG"] += 1
+        else:
+            counts[str(answer.status)] += 1
+            failures[f"{answer.status} {answer.body[:160].decode('utf-8', 'replace')}"] += 1
+
+    order = [number % len(requests) for number in range(1_000_000)]
+    load.run(port, requests, order, CONNECTIONS, heard, seconds)
+    return {"counts": dict(counts), "failures": dict(failures.most_common(5)), "longest_seconds": longest}
+
+
+def main(say: Callable[[str], None]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--pushes", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--try", action="store_true", dest="trying")
+    arguments = parser.parse_args()
+    work: Path = arguments.work
+    bundles = [write_made(work / f"{name}.etcl", TASKS, seed) for seed, name in enumerate("ab")]
+    server = serve_bundle(bundles[0], "faults", work / "store", Wishes(any_free_port(), pushes=True))
+    result: dict[str, Any] = {}
+    try:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            first = answers_alone(server)
+            push_bundle(bundles[1], server)
+            second = answers_alone(server)
+            assert not set(first) & set(second), "the bundles must answer differently"
+            known = [{one, other} for one, other in zip(first, second, strict=True)]
+            requests = requests_for(server, range(TASKS))
+
+            load_ = pool.apply_async(traffic, (server.port, requests, known, 14.0 * arguments.pushes))
+            times = []
+            for turn in range(arguments.pushes):
+                began = time.monotonic()
+                push_bundle(bundles[turn % 2], server)
+                times.append(time.monotonic() - began)
+                say(f"push {turn + 1}: {times[-1]:.1f} s")
+            result["pushes"] = {**load_.get(), "seconds": times}
+            say(json.dumps(result["pushes"], indent=1))
+
+            load_ = pool.apply_async(traffic, (server.port, requests, known, 25.0 * arguments.kills))
+            recovered = []
+            for _ in range(arguments.kills):
+                time.sleep(5)
+                victim = workers_of(server)[0]
+                os.kill(victim.pid, signal.SIGKILL)
+                began = time.monotonic()
+                while victim.pid in {worker.pid for worker in workers_of(server)} or not server.is_ready():
+                    time.sleep(0.2)
+                recovered.append(time.monotonic() - began)
+                say(f"a worker killed; all ready again after {recovered[-1]:.1f} s")
+            result["kills"] = {**load_.get(), "seconds_to_recover": recovered}
+            say(json.dumps(result["kills"], indent=1))
+    finally:
+        stop(server)
+    if not arguments.trying:
+        settings = {"tasks": TASKS, "connections": CONNECTIONS, "pushes": arguments.pushes, "kills": arguments.kills}
+        write_result("faults", [], result, settings)
+
+
+if __name__ == "__main__":
+    main(partial(print, flush=True))

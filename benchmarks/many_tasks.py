@@ -1,0 +1,74 @@
+"""S8: how many tasks one worker serves at the same p99.
+
+    python benchmarks/many_tasks.py --work DIR
+
+One worker, four connections, every task asked about in turn (none twice in a row of all), so that nearly every request
+finds its task cold. Two servers are up at a time, one with ten tasks and one with many; loads take turns, five times.
+The bundle of ten thousand tasks has 1.8 GB: this takes 8 GB of memory and as much disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from record import write_result
+from served import apply_load, order_of, pss, requests_for, show, workers_of, write_made
+
+from etcl_deploy.deploy import Wishes
+from etcl_deploy.export.to_mar import archive
+from etcl_deploy.serve.process import serving
+from etcl_deploy.serve.properties import any_free_port
+from etcl_deploy.serve.server import Server
+
+FEW, CONNECTIONS, ROUNDS, SECONDS = 10, 4, 5, 8.0
+
+
+def main(say: Callable[[str], None]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--tasks", type=int, nargs="+", default=[1000, 10_000])
+    arguments = parser.parse_args()
+    result = {}
+    for many in arguments.tasks:
+        with ExitStack() as stack:
+            servers: dict[int, Server] = {}
+            started = {}
+            for count in (FEW, many):
+                store = arguments.work / str(count)
+                bundle = write_made(store / "made.etcl", count)
+                archive(bundle, f"m{count}", store, Wishes(workers=1).settings())
+                began = time.monotonic()
+                servers[count] = stack.enter_context(serving(f"m{count}", store, any_free_port(), 1))
+                started[count] = time.monotonic() - began
+                say(f"{count} tasks: started in {started[count]:.1f} s")
+            for count, server in servers.items():
+                apply_load(server, requests_for(server, range(count)), order_of("distinct", 4000, count), CONNECTIONS)
+            rows: dict[int, list[float]] = {count: [] for count in servers}
+            for seed in range(ROUNDS):
+                for count, server in servers.items():
+                    order = order_of("distinct", 20_000, count, seed)
+                    found = apply_load(server, requests_for(server, range(count)), order, CONNECTIONS, SECONDS)
+                    rows[count].append(found.percentile(0.99))
+                    say(show(tasks=count, **found.columns()))
+            memory = {count: pss(workers_of(server)[0]) for count, server in servers.items()}
+        ratios = [large / small for small, large in zip(rows[FEW], rows[many], strict=True)]
+        result[many] = {
+            "ratio": median(ratios),
+            "ratios": ratios,
+            "p99_ms": {count: median(values) for count, values in rows.items()},
+            "start_seconds": started,
+            "worker_bytes": memory,
+        }
+        say(f"{many} tasks: p99 {median(ratios):.3f} of that with {FEW}")
+    settings = {"few": FEW, "connections": CONNECTIONS, "rounds": ROUNDS, "seconds": SECONDS}
+    write_result("many_tasks", ["S8"], result, settings)
+
+
+if __name__ == "__main__":
+    main(partial(print, flush=True))

@@ -1,0 +1,178 @@
+"""Engines: the same answers from each, from every kind of network; what processes share; who is chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Learned
+from made import made_bundle
+from test_subnet import bias, conv, norm
+from test_subnet import learned as learned_of
+
+from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
+from etcl_deploy.learn.backbones import BACKBONES
+from etcl_deploy.plan import INPUT, Step
+from etcl_deploy.preprocessing import Preprocessing
+from etcl_deploy.runtime import arrangement
+from etcl_deploy.runtime import engine as engines
+from etcl_deploy.runtime.arrangement import EngineError, arrange
+from etcl_deploy.runtime.engine import TorchEngine, agree, choose_engine
+from etcl_deploy.runtime.onnx_engine import OnnxEngine
+from etcl_deploy.runtime.predictor import Predictor
+from etcl_deploy.runtime.subnet import materialize
+
+
+def noise(bundle: Bundle, count: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(0, 256, (count, *bundle.preprocessing.shape), generator=generator, dtype=torch.uint8)
+
+
+def check_same(bundle: Bundle) -> None:
+    """Every task, in both engines, one after another in the same slot."""
+    pixels = noise(bundle, 4)
+    ours = OnnxEngine(bundle)
+    for name in [*bundle.tasks, *bundle.tasks]:
+        with torch.inference_mode():
+            expected = materialize(bundle, name)(pixels)
+        ready = ours.materialize(name)
+        assert agree(ours.logits(ready, pixels), expected), name
+        ours.release(ready)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_onnxruntime_answers_like_torch(backbone: str, precision: str) -> None:
+    """Every backbone, every precision, widths that fill no block of channels evenly."""
+    check_same(made_bundle(3, backbone, 5, 32, precision=precision))
+
+
+def test_networks_of_users_run_in_onnxruntime(tmp_path: Path) -> None:
+    """Biases with masks, norms that fold into nothing, norms of groups and layers."""
+    _, bundle = learned_of(
+        norm("first", INPUT, 1),
+        conv("c", "first", 1),
+        bias("b", "c"),
+        norm("n", "b"),
+        Step("relu", "relu6", ("n",), {}),
+        Step("sum", "add", ("relu", "n"), {}),
+        bias("b2", "sum"),
+        norm("n2", "b2"),
+        Step("group", "group_norm", ("n2",), {"features": 4, "groups": 2, "eps": 1e-5}),
+        Step("layer", "layer_norm", ("group",), {"features": 1024, "eps": 1e-5}),
+        Step("gelu", "gelu", ("layer",), {}),
+        Step("flat", "flatten", ("gelu",), {}),
+        Step("fc", "linear", ("flat",), {"in": 1024, "out": 5}),
+        bias("b3", "fc", 5),
+        path=tmp_path / "b.etcl",
+    )
+    check_same(bundle)
+
+
+def test_an_item_gets_the_same_bits_alone_and_in_any_batch(learned: Learned) -> None:
+    """In onnxruntime: with its own task, with others, in any order, in a cache of one."""
+    bundle = learned.bundle
+    predictor = Predictor(bundle, 0, OnnxEngine(bundle))
+    names = [task.name for task in learned.tasks] * 5
+    items = [task.test_x[turn] for turn in range(5) for task in learned.tasks]
+    alone = [predictor.predict([item], [name])[0] for item, name in zip(items, names, strict=True)]
+    assert predictor.predict(items, names) == alone
+    assert predictor.predict(items[::-1], names[::-1]) == alone[::-1]
+    roomy = Predictor(bundle, engine=OnnxEngine(bundle))
+    assert roomy.predict(items, names) == alone
+
+
+def test_processes_share_what_the_first_has_made(tmp_path: Path) -> None:
+    """A second engine in the same directory maps the same file; another bundle has its own."""
+    path = tmp_path / "x.etcl"
+    path.write_bytes(to_bytes(made_bundle(3), "packed"))
+    first = OnnxEngine(load_bundle(path), tmp_path)
+    (file,) = tmp_path.glob("ready-*.bin")
+    stamp = file.stat().st_mtime_ns, file.stat().st_ino
+    second = OnnxEngine(load_bundle(path), tmp_path)
+    assert (file.stat().st_mtime_ns, file.stat().st_ino) == stamp
+    assert np.array_equal(first._rows.bits, second._rows.bits)
+    with pytest.raises(ValueError, match="read-only"):
+        second._rows.base[0] = 1
+    path.write_bytes(to_bytes(made_bundle(4), "packed"))
+    OnnxEngine(load_bundle(path), tmp_path)
+    assert len(list(tmp_path.glob("ready-*.bin"))) == 2
+    assert not [left for left in tmp_path.iterdir() if "half" in left.name]
+
+
+def test_slots_are_used_again(learned: Learned) -> None:
+    """What one task leaves another takes, whole: no number of the first is left in it."""
+    bundle = learned.bundle
+    ours = OnnxEngine(bundle)
+    clean = ours.materialize("turned").slot.buffer.copy()
+    first = ours.materialize("parity")
+    first.slot.buffer[:] = np.nan
+    ours.release(first)
+    second = ours.materialize("turned")
+    assert second.slot is first.slot
+    assert np.array_equal(second.slot.buffer, clean)
+
+
+def test_the_fastest_engine_that_answers_right_is_chosen(learned: Learned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By measurement; one that is missing, breaks or answers otherwise is passed over."""
+    bundle = learned.bundle
+    seconds = {"torch": 1.0, "onnxruntime": 2.0}
+    monkeypatch.setattr(engines, "_seconds", lambda engine, ready, pixels: seconds[engine.name])
+    assert choose_engine(bundle).name == "torch"
+    seconds["onnxruntime"] = 0.5
+    assert choose_engine(bundle).name == "onnxruntime"
+
+    real = OnnxEngine.logits
+    monkeypatch.setattr(OnnxEngine, "logits", lambda self, ready, pixels: real(self, ready, pixels) + 0.1)
+    assert choose_engine(bundle).name == "torch"
+    monkeypatch.setattr(OnnxEngine, "logits", real)
+
+    def broken(self: Any, name: str) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(OnnxEngine, "materialize", broken)
+    assert choose_engine(bundle).name == "torch"
+
+
+def test_a_graph_that_onnxruntime_changed_is_not_used(learned: Learned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that went missing or were mixed with others are noticed."""
+    plan, preprocessing = learned.bundle.plan, learned.bundle.preprocessing
+    folded = materialize(learned.bundle, "parity")
+    shapes = {name: tuple(tensor.shape) for name, tensor in folded.weights.items()}
+    assert arrange(folded.plan, preprocessing, shapes).places
+
+    real = arrangement._optimized
+
+    def changed(model: Any) -> Any:
+        found = real(model)
+        tensor = next(t for t in found.graph.initializer if len(t.raw_data) > 4000)
+        tensor.raw_data = (np.frombuffer(tensor.raw_data, np.float32) + 0.5).tobytes()
+        return found
+
+    monkeypatch.setattr(arrangement, "_optimized", changed)
+    with pytest.raises(EngineError, match="mixed numbers"):
+        arrange(folded.plan, preprocessing, shapes)
+    monkeypatch.setattr(arrangement, "MOST", 10)
+    with pytest.raises(EngineError, match="more than the 10"):
+        arrange(plan, Preprocessing(16, 16, 1), shapes)
+
+
+def test_engines_agree_only_within_rounding() -> None:
+    """A relative difference of 1e-4 of the largest logit."""
+    expected = torch.tensor([[1.0, -10.0]])
+    assert agree(expected + 5e-4, expected)
+    assert not agree(expected + 5e-3, expected)
+    assert not agree(torch.full((1, 2), float("nan")), expected)
+
+
+def test_the_torch_engine_takes_any_number_of_items(learned: Learned) -> None:
+    """More than go through a network at once come back in order."""
+    engine = TorchEngine(learned.bundle)
+    ready = engine.materialize("parity")
+    pixels = learned.tasks[4].test_x[:150]
+    found = engine.logits(ready, pixels)
+    assert len(found) == 150
+    torch.testing.assert_close(found[140:], engine.logits(ready, pixels[140:]), rtol=1e-4, atol=1e-4)

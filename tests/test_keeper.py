@@ -1,0 +1,84 @@
+"""Tokens that are renewed before they expire."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import psutil
+import pytest
+from made import made_bundle
+from test_push import IMAGE
+
+from etcl_deploy.bundle.bundle import save, to_bytes
+from etcl_deploy.client import Client
+from etcl_deploy.deploy import Wishes, serve_bundle
+from etcl_deploy.errors import TokenError
+from etcl_deploy.runtime.images import png
+from etcl_deploy.serve import keeper
+from etcl_deploy.serve.process import stop
+from etcl_deploy.serve.properties import any_free_port
+from etcl_deploy.serve.server import Server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("keeper")
+    save(folder / "x.etcl", to_bytes(made_bundle(1), "coded"))
+    started = serve_bundle(folder / "x.etcl", "kept", folder / "store", Wishes(any_free_port(), 1))
+    yield started
+    stop(started)
+
+
+def keepers(server: Server) -> list[psutil.Process]:
+    lines = ((process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+    return [p for p, words in lines if "etcl_deploy.serve.keeper" in words and server.directory in words]
+
+
+@pytest.mark.torchserve
+def test_renewed_tokens_take_the_place_of_the_old_ones(server: Server) -> None:
+    """The old one is refused; a client that has the file notices and goes on, one with the old token is told."""
+    old = server.token()
+    with Client(server.inference_url, token_file=server.token_file) as client:
+        before = client.predict(png(IMAGE), "täsk 0")
+        keeper.renew(server.token_file, server.management_address)
+        assert server.token() != old
+        assert client.predict(png(IMAGE), "täsk 0") == before
+    with Client(server.inference_url, token=old) as client, pytest.raises(TokenError):
+        client.predict(png(IMAGE), "täsk 0")
+    assert server.describe()["modelName"] == "kept", "the management token was renewed, too"
+
+
+@pytest.mark.torchserve
+def test_a_keeper_renews_in_time_and_ends_with_its_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that finds too little time left renews at once; the server's own is there, and goes when it goes."""
+    assert len(keepers(server)) == 1
+    assert 3000 < keeper.seconds_left(server.token_file) <= 3600
+    old = server.token()
+    tokens: list[str] = []
+
+    def over(seconds: float) -> None:
+        tokens.append(server.token())
+        stop(server)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper.time, "sleep", over)
+        keeper.keep(Path(server.directory), early=7200)
+    assert tokens and tokens[0] != old
+    deadline = time.monotonic() + 30
+    while keepers(server) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert keepers(server) == []
+
+
+def test_times_are_read_as_java_writes_them(tmp_path: Path) -> None:
+    """With nine digits behind the point, fewer, or none; the first to expire counts."""
+    soon = datetime.now(timezone.utc) + timedelta(seconds=100)
+    texts = (f"{soon:%Y-%m-%dT%H:%M:%S}.123456789Z", f"{soon:%Y-%m-%dT%H:%M:%S}Z", f"{soon:%Y-%m-%dT%H:%M:%S}.5Z")
+    for text in texts:
+        keys = {"management": {"expiration time": "2999-01-01T00:00:00Z"}, "inference": {"expiration time": text}}
+        (tmp_path / "keys.json").write_text(json.dumps(keys))
+        assert 95 < keeper.seconds_left(tmp_path / "keys.json") < 101
