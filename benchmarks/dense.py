@@ -30,6 +30,8 @@ def write_dense(bundle: Path, name: str, store: Path, settings: dict[str, Any], 
         loaded = load_bundle(bundle)
         export_task(loaded, next(iter(loaded.tasks)), store / "dense.onnx")
         contents["dense.onnx"] = (store / "dense.onnx").read_bytes()
+        contents = {entry: data for entry, data in contents.items() if not entry.startswith("etcl_deploy/")}
+        contents["bundle.etcl"] = b""  # the manifest names it
     with zipfile.ZipFile(path, "w") as made:
         for entry, data in contents.items():
             made.writestr(entry, data)

@@ -27,7 +27,7 @@ class DenseHandler:
         """Load the network."""
         directory = Path(context.system_properties["model_dir"])
         self.engine = context.model_yaml_config["dense"]["engine"]
-        threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+        threads = context.model_yaml_config.get("threads") or int(os.environ.get("OMP_NUM_THREADS", "1"))
         torch.set_num_threads(threads)
         if self.engine == "onnxruntime":
             import onnxruntime

@@ -33,20 +33,26 @@ TASKS = 20
 CONNECTIONS = 16
 
 
+def questions(server: Server) -> list[bytes]:
+    """Three images for every task."""
+    return [request for first in range(3) for request in requests_for(server, range(TASKS), first)]
+
+
 def answers_alone(server: Server) -> list[bytes]:
     """The answer to every task's question when nothing else is asked."""
-    found = [b""] * TASKS
+    requests = questions(server)
+    found = [b""] * len(requests)
 
     def heard(answer: load.Answer) -> None:
         assert answer.status == 200, answer
         found[answer.number] = answer.body
 
-    load.run(server.port, requests_for(server, range(TASKS)), range(TASKS), 1, heard)
+    load.run(server.port, requests, range(len(requests)), 1, heard)
     return found
 
 
-def traffic(port: int, requests: list[bytes], known: list[set[bytes]], seconds: float) -> dict[str, Any]:
-    """Ask for so many seconds; what came back, and how long the longest wait was."""
+def traffic(port: int, requests: list[bytes], known: list[set[bytes]], over: Path) -> dict[str, Any]:
+    """Ask until there is a file `over`; what came back, and how long the longest wait was."""
     counts: Counter[str] = Counter()
     failures: Counter[str] = Counter()
     longest = 0.0
@@ -61,8 +67,12 @@ def traffic(port: int, requests: list[bytes], known: list[set[bytes]], seconds: 
             failures[f"{answer.status} {answer.body[:160].decode('utf-8', 'replace')}"] += 1
 
     order = [number % len(requests) for number in range(1_000_000)]
-    load.run(port, requests, order, CONNECTIONS, heard, seconds)
+    load.run(port, requests, order, CONNECTIONS, heard, lambda: not over.exists())
     return {"counts": dict(counts), "failures": dict(failures.most_common(5)), "longest_seconds": longest}
+
+
+def ready(server: Server) -> bool:
+    return len(workers_of(server)) == server.workers and server.is_ready()
 
 
 def main(say: Callable[[str], None]) -> None:
@@ -83,33 +93,42 @@ def main(say: Callable[[str], None]) -> None:
             second = answers_alone(server)
             assert not set(first) & set(second), "the bundles must answer differently"
             known = [{one, other} for one, other in zip(first, second, strict=True)]
-            requests = requests_for(server, range(TASKS))
+            requests = questions(server)
 
-            load_ = pool.apply_async(traffic, (server.port, requests, known, 14.0 * arguments.pushes))
+            over = work / "over"
+            load_ = pool.apply_async(traffic, (server.port, requests, known, over))
+            time.sleep(2)
             times = []
             for turn in range(arguments.pushes):
                 began = time.monotonic()
                 push_bundle(bundles[turn % 2], server)
                 times.append(time.monotonic() - began)
                 say(f"push {turn + 1}: {times[-1]:.1f} s")
+            over.touch()
             result["pushes"] = {**load_.get(), "seconds": times}
+            over.unlink()
             say(json.dumps(result["pushes"], indent=1))
 
-            load_ = pool.apply_async(traffic, (server.port, requests, known, 25.0 * arguments.kills))
+            load_ = pool.apply_async(traffic, (server.port, requests, known, over))
             recovered = []
             for _ in range(arguments.kills):
                 time.sleep(5)
                 victim = workers_of(server)[0]
                 os.kill(victim.pid, signal.SIGKILL)
                 began = time.monotonic()
-                while victim.pid in {worker.pid for worker in workers_of(server)} or not server.is_ready():
+                while (victim.is_running() and victim.status() != "zombie") or not ready(server):
                     time.sleep(0.2)
                 recovered.append(time.monotonic() - began)
                 say(f"a worker killed; all ready again after {recovered[-1]:.1f} s")
+            time.sleep(5)
+            over.touch()
             result["kills"] = {**load_.get(), "seconds_to_recover": recovered}
+            over.unlink()
             say(json.dumps(result["kills"], indent=1))
     finally:
         stop(server)
+    if set(result["pushes"]["counts"]) != {"right"} or "WRONG" in result["kills"]["counts"]:
+        raise SystemExit("a request failed while a bundle was replaced, or got a wrong answer")
     if not arguments.trying:
         settings = {"tasks": TASKS, "connections": CONNECTIONS, "pushes": arguments.pushes, "kills": arguments.kills}
         write_result("faults", [], result, settings)

@@ -43,6 +43,8 @@ from etcl_deploy.serve.server import Server
 
 CONNECTIONS = 32
 BAD_SHARE = 0.1
+PICTURES = 5  # of each task
+FURTHEST = 1e-5  # from the plain network, in probability
 ROUNDS, SECONDS = 5, 5.0
 
 
@@ -98,7 +100,10 @@ def mixed(good: int, kinds: list[tuple[int, int]], count: int, seed: int) -> lis
 
 
 def alone(server: Server, bundle: Path, tasks: int, requests: list[bytes]) -> tuple[list[bytes], float]:
-    """The answer to each request when nothing else is asked, and the largest difference to the plain network."""
+    """The answer to each request when nothing else is asked, and the largest difference to the plain network.
+
+    Request n is about task n % tasks, with image n % tasks + n // tasks.
+    """
     found: list[bytes] = [b""] * len(requests)
 
     def heard(answer: load.Answer) -> None:
@@ -108,13 +113,14 @@ def alone(server: Server, bundle: Path, tasks: int, requests: list[bytes]) -> tu
 
     load.run(server.port, requests, range(len(requests)), 1, heard)
     loaded, pictures, worst = load_bundle(bundle), images(), 0.0
-    for number in range(tasks):
-        expected = plain_scores(loaded, f"task-{number}", pictures[number % len(pictures)].unsqueeze(0))[0]
-        answer = json.loads(found[number])
+    for number, body in enumerate(found):
+        task, image = f"task-{number % tasks}", pictures[(number % tasks + number // tasks) % len(pictures)]
+        expected = plain_scores(loaded, task, image.unsqueeze(0))[0]
+        answer = json.loads(body)
         scores = torch.tensor(list(answer["scores"].values()))
-        if answer["index"] != int(expected.argmax()):
-            raise SystemExit(f"task-{number}: class {answer['index']}, but the plain network says {expected.argmax()}")
         worst = max(worst, float((scores - expected).abs().max()))
+        if answer["index"] != int(expected.argmax()) or worst > FURTHEST:
+            raise SystemExit(f"{task}: {answer}, but the plain network says {expected.tolist()}")
     return found, worst
 
 
@@ -192,26 +198,30 @@ def main(say: Callable[[str], None]) -> None:
     settings = Wishes().settings()
     archive(bundle, "hostile", work, settings)
     with serving("hostile", work, any_free_port(), settings["minWorkers"]) as server:
-        good = requests_for(server, range(tasks))
+        good = [request for first in range(PICTURES) for request in requests_for(server, range(tasks), first)]
         bad = bad_requests(server)
         requests = good + [request for request, *_ in bad.values()]
-        kinds = [(tasks + number, weight) for number, (*_, weight) in enumerate(bad.values())]
+        kinds = [(len(good) + number, weight) for number, (*_, weight) in enumerate(bad.values())]
         expected, worst = alone(server, bundle, tasks, good)
-        apply_load(server, good, [n % tasks for n in range(4000 if not arguments.trying else 200)], CONNECTIONS)
+        apply_load(server, good, [n % len(good) for n in range(4000 if not arguments.trying else 200)], CONNECTIONS)
         ratios = []
         for seed in range(0 if arguments.trying else ROUNDS):
             both = [
                 apply_load(
-                    server, requests, mixed(tasks, kinds if dirty else [(0, 1)], 50_000, seed), CONNECTIONS, SECONDS
+                    server, requests, mixed(len(good), kinds if dirty else [(0, 1)], 50_000, seed), CONNECTIONS, SECONDS
                 )
                 for dirty in (False, True)
             ]
-            ratios.append(both[1].throughput / both[0].throughput)
-            say(f"throughput with bad requests / without: {ratios[-1]:.3f}")
+            # Of good answers, beside nine tenths of a clean run: refusals are quick and count for nothing. Those with a
+            # describe header are answered 200, too.
+            expected_share = 1 - BAD_SHARE * (1 - bad["describe header"][3] / 100)
+            answered = (both[1].requests - both[1].errors) / both[1].seconds
+            ratios.append(answered / expected_share / both[0].throughput)
+            say(f"good answers a second with bad requests / nine tenths of those without: {ratios[-1]:.3f}")
         before = sorted(worker.pid for worker in workers_of(server))
         watch = Watch(server)
         began = time.monotonic()
-        found = storm(server, requests, expected, bad, mixed(tasks, kinds, arguments.requests, 99))
+        found = storm(server, requests, expected, bad, mixed(len(good), kinds, arguments.requests, 99))
         memory = watch.stop()
         same_workers = sorted(worker.pid for worker in workers_of(server)) == before
     result = {

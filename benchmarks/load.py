@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-SECONDS = 120  # without any answer, after which the server counts as gone
+PATIENCE = 130  # seconds for one answer, after which the request counts as lost
 CHUNK = 1 << 18
 
 
@@ -56,15 +56,15 @@ def run(
     order: Sequence[int],
     connections: int,
     heard: Callable[[Answer], None],
-    seconds: float = float("inf"),
+    go_on: Callable[[], bool] = lambda: True,
 ) -> float:
-    """Send `requests[n]` for every n of `order`, or as many as fit in `seconds`; gives how long it took."""
+    """Send `requests[n]` for every n of `order`, as long as `go_on` says so; gives how long it took."""
     chooser = selectors.DefaultSelector()
     waiting = iter(order)
     began = time.perf_counter()
 
     def send(connection: Connection) -> bool:
-        number = next(waiting, None) if time.perf_counter() - began < seconds else None
+        number = next(waiting, None) if go_on() else None
         if number is None:
             return False
         connection.number, connection.began = number, time.perf_counter()
@@ -74,20 +74,23 @@ def run(
         return True
 
     def open_one() -> None:
-        connection = Connection(socket.create_connection(("127.0.0.1", port), SECONDS))
+        connection = Connection(socket.create_connection(("127.0.0.1", port), PATIENCE))
         connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if send(connection):
             chooser.register(connection.socket, selectors.EVENT_READ, connection)
         else:
             connection.socket.close()
 
+    def renew(connection: Connection, *, again: bool) -> None:
+        chooser.unregister(connection.socket)
+        connection.socket.close()
+        if again:
+            open_one()
+
     for _ in range(connections):
         open_one()
     while chooser.get_map():
-        ready = chooser.select(SECONDS)
-        if not ready:
-            raise TimeoutError(f"no answer for {SECONDS} s")
-        for key, _ in ready:
+        for key, _ in chooser.select(1):
             connection: Connection = key.data
             try:
                 part = connection.socket.recv(CHUNK)
@@ -97,16 +100,14 @@ def run(
             found = parsed(connection.data)
             if found is None and part:
                 continue
-            status, body, lasts = found or (0, b"", False)
+            status, body, lasts = found or (0, b"the connection broke", False)
             heard(Answer(connection.number, status, body, time.perf_counter() - connection.began))
-            if lasts and part:
-                if not send(connection):
-                    chooser.unregister(connection.socket)
-                    connection.socket.close()
-            else:
-                chooser.unregister(connection.socket)
-                connection.socket.close()
-                open_one()
+            if not (lasts and part and send(connection)):
+                renew(connection, again=not (lasts and part))
+        now = time.perf_counter()
+        for key in [key for key in chooser.get_map().values() if now - key.data.began > PATIENCE]:
+            heard(Answer(key.data.number, 0, b"no answer", now - key.data.began))
+            renew(key.data, again=True)
     return time.perf_counter() - began
 
 
@@ -143,7 +144,8 @@ class Load:
 def measure(port: int, requests: Sequence[bytes], order: Sequence[int], connections: int, seconds: float) -> Load:
     """The same, as figures."""
     answers: list[Answer] = []
-    took = run(port, requests, order, connections, answers.append, seconds)
+    end = time.perf_counter() + seconds
+    took = run(port, requests, order, connections, answers.append, lambda: time.perf_counter() < end)
     bad = sum(answer.status != 200 for answer in answers)
     return Load(len(answers), bad, took, sorted(answer.seconds for answer in answers))
 

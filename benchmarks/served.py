@@ -34,11 +34,12 @@ IMAGES = 50
 class MadeMasks:
     """Masks of 0.4 of the weights, drawn when they are asked for: ten thousand of them fit nowhere."""
 
-    def __init__(self, weights: int) -> None:
+    def __init__(self, weights: int, seed: int) -> None:
         self._weights = weights
+        self._seed = seed
 
     def __getitem__(self, number: int) -> Tensor:
-        chance = np.random.default_rng(number)
+        chance = np.random.default_rng([self._seed, number])
         return torch.from_numpy(chance.random(self._weights, dtype=np.float32) < 0.4)
 
 
@@ -57,7 +58,7 @@ def made_bundle(tasks: int, seed: int = 0, precision: str = "fp32") -> Bundle:
     stored = weights if precision == "fp32" else weights.half()
     about = {"made": "up"}
     preprocessing = Preprocessing(SIDE, SIDE, 3)
-    return Bundle("resnet18", plan, preprocessing, stored, None, made, MadeMasks(layout.weight_count), about)
+    return Bundle("resnet18", plan, preprocessing, stored, None, made, MadeMasks(layout.weight_count, seed), about)
 
 
 def write_made(path: Path, tasks: int, seed: int = 0, precision: str = "fp32") -> Path:
@@ -88,13 +89,15 @@ def order_of(mix: str, count: int, tasks: int, seed: int = 0) -> list[int]:
     return chance.choice(tasks, count, p=shares / shares.sum()).tolist()
 
 
-def requests_for(server: Server, tasks: Iterable[int]) -> list[bytes]:
-    """A request for each task, with images in turn."""
+def requests_for(server: Server, tasks: Iterable[int], first: int = 0) -> list[bytes]:
+    """A request for each task, with images in turn from `first` on."""
     files = [png(image) for image in images()]
     path = f"/predictions/{server.name}"
     token = server.token()
     return [
-        load.request(path, files[task % IMAGES], token, {"X-ETCL-Task": f"task-{task}", "Content-Type": "image/png"})
+        load.request(
+            path, files[(task + first) % IMAGES], token, {"X-ETCL-Task": f"task-{task}", "Content-Type": "image/png"}
+        )
         for task in tasks
     ]
 

@@ -10,26 +10,28 @@ and AsyncClient carry it out. A prediction changes nothing on the server, so it 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import random
-import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpx
 
-from etcl_deploy.errors import ClientError, RequestError, ServerUnavailableError, TokenError, shortened
+from etcl_deploy.errors import RequestError, ServerUnavailableError, TokenError
 from etcl_deploy.prediction import Prediction
+from etcl_deploy.wire import Answer, Image, checked_token, checked_url, encode, read, read_token
 
 CONNECT_SECONDS = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between attempts, doubled each time
-RENEWAL_SECONDS = 0.1  # TorchServe takes a new token into use shortly before it writes it to the file
+RENEWAL_SECONDS, RENEWAL_TRIES = (
+    0.1,
+    10,
+)  # TorchServe takes a new token into use shortly before it writes it to the file
 
 # A request TorchServe loses when its worker dies is never answered: waiting in vain is worth another attempt too.
 LOST = (httpx.NetworkError, httpx.TimeoutException, httpx.RemoteProtocolError)
@@ -39,15 +41,6 @@ WORKER_DIED = ((500, "internal_server"), (507, "internal_server"))
 REFUSED_TOKEN = (400, "invalid_key")
 
 
-class Listable(Protocol):
-    """An array or a tensor."""
-
-    def tolist(self) -> Any:
-        """Its numbers as nested lists."""
-
-
-Image = bytes | bytearray | memoryview | str | PathLike[str] | Sequence[Any] | Listable
-Answer = Prediction | RequestError
 Step = httpx.Request | float | Prediction  # send this, wait so many seconds, or be done
 Outcome = httpx.Response | httpx.RequestError | None  # of a request: what became of it; of a pause: nothing
 Http = TypeVar("Http")  # httpx.Client or httpx.AsyncClient
@@ -69,7 +62,7 @@ class Asker(ABC, Generic[Http]):
         token_file: str | PathLike[str] | None = None,
         timeout: float = 30.0,
         retries: int = 4,
-        concurrency: int = 16,  # a server's batch holds as many
+        concurrency: int = 16,
     ) -> None:
         if token is not None and token_file is not None:
             raise ValueError("give token or token_file, not both")
@@ -103,8 +96,13 @@ class Asker(ABC, Generic[Http]):
             elif isinstance(answer, RequestError) and (answer.status, answer.code) == REFUSED_TOKEN:
                 if renewed or not self._token_file:
                     raise TokenError(self._refusal())
-                yield RENEWAL_SECONDS
-                self._token, renewed = read_token(self._token_file), True
+                for _ in range(RENEWAL_TRIES):  # the file may not be written yet, or only in part
+                    yield RENEWAL_SECONDS
+                    with suppress(TokenError):
+                        if (found := read_token(self._token_file)) != self._token:
+                            self._token = found
+                            break
+                renewed = True
             elif isinstance(answer, RequestError) and not may_pass(answer):
                 raise answer
             else:
@@ -226,46 +224,6 @@ class AsyncClient(Asker[httpx.AsyncClient]):
             return error
 
 
-def encode(image: Image, task: str) -> tuple[bytes, dict[bytes, bytes]]:
-    """Body and headers of a request: an image file as it is, pixels as JSON."""
-    if isinstance(image, str | PathLike):
-        image = read_image(Path(image))
-    instance: dict[str, Any]
-    if isinstance(image, bytes | bytearray | memoryview):
-        # A header carries no control characters, and loses the spaces around its value.
-        if task.isprintable() and task == task.strip():
-            return bytes(image), {b"Content-Type": b"application/octet-stream", b"X-ETCL-Task": task.encode()}
-        instance = {"b64": base64.b64encode(image).decode()}
-    else:
-        instance = {"pixels": image if isinstance(image, Sequence) or not hasattr(image, "tolist") else image.tolist()}
-    try:
-        document = json.dumps({"task": task, "instances": [instance]}, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(None, "bad_image", f"neither an image file nor lists of pixels: {error}") from None
-    return document.encode(), {b"Content-Type": b"application/json"}
-
-
-def read(response: httpx.Response) -> Answer:
-    """What an answer says: a prediction (a list of one where pixels were sent), our handler's or TorchServe's error."""
-    status = response.status_code
-    try:
-        document = json.loads(response.content)
-    except (ValueError, RecursionError):
-        document = None
-    match document[0] if isinstance(document, list) and len(document) == 1 else document:
-        case {"task": str(task), "label": str(label), "index": int(index), "scores": dict(scores)} if status == 200:
-            if all(isinstance(score, int | float) for score in scores.values()):
-                return Prediction(task, label, index, scores)
-        case {"error": {"code": str(code), "message": str(message)}}:
-            return RequestError(status, code, message)
-        case {"type": str(kind), "message": str(message)}:  # ModelNotFoundException is model_not_found
-            return RequestError(status, re.sub(r"\B[A-Z]", r"_\g<0>", kind.removesuffix("Exception")).lower(), message)
-    if status == 413:  # TorchServe says no more than that
-        return RequestError(status, "too_large", f"the server takes no {len(response.request.content)} bytes at once")
-    found = f"{response.url} answers neither a prediction nor an error: {shortened(response.text)!r}"
-    return RequestError(status, "unexpected_answer", found)
-
-
 def may_pass(trouble: RequestError | httpx.RequestError | None) -> bool:
     """Whether the same request may succeed a little later."""
     if isinstance(trouble, RequestError):
@@ -280,41 +238,3 @@ def paired(images: Iterable[Image], tasks: str | Iterable[str]) -> list[tuple[Im
     if len(images) != len(names):
         raise ValueError(f"{len(images)} images and {len(names)} tasks: each needs one")
     return list(zip(images, names, strict=True))
-
-
-def read_image(path: Path) -> bytes:
-    """The bytes of an image file."""
-    try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RequestError(None, "bad_image", f"cannot read {path}: {reason}") from None
-
-
-def read_token(path: Path) -> str:
-    """The inference token in a server's key_file.json."""
-    try:
-        token = json.loads(path.read_bytes())["inference"]["key"]
-    except OSError as error:
-        raise TokenError(f"cannot read the token file {path}: {error.strerror}; is the server running?") from None
-    except (ValueError, LookupError, TypeError):
-        raise TokenError(f"{path} holds no inference token; it should be a server's key_file.json") from None
-    return checked_token(token, f"the inference token in {path}")
-
-
-def checked_token(token: Any, name: str) -> str:
-    """The token, if a header can carry it."""
-    if not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
-        raise TokenError(f"{name} is none: it must be text without spaces and line ends")
-    return token
-
-
-def checked_url(url: str) -> str:
-    """The URL, if one can ask there."""
-    try:
-        found = httpx.URL(url)
-    except httpx.InvalidURL:
-        found = httpx.URL()
-    if found.scheme not in ("http", "https") or not found.host:
-        raise ClientError(f"{shortened(url)!r} is no URL to ask; http://127.0.0.1:8080/predictions/NAME would be")
-    return url

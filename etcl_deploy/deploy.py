@@ -11,11 +11,11 @@ import httpx
 
 from etcl_deploy import atomic
 from etcl_deploy.atomic import check_replaceable
-from etcl_deploy.bundle import format
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
 from etcl_deploy.bundle.delta import apply_delta
+from etcl_deploy.bundle.format import kind_of
 from etcl_deploy.config import Config
-from etcl_deploy.errors import BundleError, ServeError
+from etcl_deploy.errors import ServeError
 from etcl_deploy.export.parity import seeded_images
 from etcl_deploy.export.to_bundle import bundle_of, with_accuracies
 from etcl_deploy.export.to_mar import archive, archive_version, settings_of
@@ -24,9 +24,8 @@ from etcl_deploy.learn.task import Items
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.process import start
-from etcl_deploy.serve.properties import DEFAULT_PORT, check_ports, default_workers
-from etcl_deploy.serve.push import live_version, next_version
-from etcl_deploy.serve.push import replace as replace_served
+from etcl_deploy.serve.properties import DEFAULT_PORT, HOST, check_ports, default_workers
+from etcl_deploy.serve.push import next_version, remove_others, switch
 from etcl_deploy.serve.server import Server, check_not_running, find, names
 
 
@@ -75,13 +74,15 @@ class Wishes:
     workers: int | None = None
     cache_bytes: int | None = None
     pinned: tuple[str, ...] = ()
+    prefetch: bool = False
     pushes: bool = False
 
     def settings(self) -> dict[str, Any]:
         """What it says in the archive's model-config.yaml."""
         workers = self.workers or default_workers()
         cache = {} if self.cache_bytes is None else {"cacheBytes": self.cache_bytes}
-        return {"minWorkers": workers, "maxWorkers": workers, "etcl": {**cache, "pinned": list(self.pinned)}}
+        etcl = {**cache, "pinned": list(self.pinned), "prefetch": self.prefetch}
+        return {"minWorkers": workers, "maxWorkers": workers, "etcl": etcl}
 
 
 def serve_bundle(path: Path, name: str, model_store: Path, wishes: Wishes) -> Server:
@@ -104,41 +105,44 @@ def push_bundle(path: Path, server: Server) -> Bundle:
     store = directory.parent.parent
     with atomic.locked(directory):
         new = directory / "pushed.etcl"
-        save(new, apply_delta(server.bundle, path) if _is_delta(path) else path.read_bytes())
-        bundle = load_bundle(new)
-        settings = settings_of(store / f"{server.name}.mar")
-        version = next_version(server)
-        archived = store / f".{server.name}-{version}.mar"
+        archived = store / f".{server.name}.mar"
+        if kind_of(path) == "delta":
+            data = apply_delta(server.bundle, path)
+        else:
+            load_bundle(path)  # so that a refusal names the user's file
+            data = path.read_bytes()
         try:
+            save(new, data)
+            bundle = load_bundle(new)
+            settings = settings_of(store / f"{server.name}.mar")
+            for task in settings["etcl"]["pinned"]:
+                bundle.task(task)
+            version = next_version(server)
             archive_version(new, server.name, version, archived, settings)
-            replace_served(server, archived, version, _checks(bundle))
+            switch(server, archived, version, _checks(bundle))
+            # Now it is what is served: what a start by hand has to load, and what the next delta belongs to.
+            archive(new, server.name, store, settings)
+            new.replace(server.bundle)
         finally:
             archived.unlink(missing_ok=True)  # TorchServe has a copy of its own
-            if live_version(server) != version:
-                new.unlink(missing_ok=True)
-        # What a server started by hand would load, and what the next delta is applied to.
-        archive(new, server.name, store, settings)
-        new.replace(server.bundle)
+            new.unlink(missing_ok=True)
+        remove_others(server, version)
     return bundle
 
 
 def find_server(url: str, model_store: Path) -> Server:
     """The server of a store that answers at a URL, that of its predictions or its management."""
     servers = [found for name in names(model_store) if (found := find(name, model_store))]
-    port = httpx.URL(url).port
+    try:
+        asked = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ServeError(f"{url!r} is no URL: {error}") from None
     for server in servers:
-        if server.process() and port in (server.port, server.port + 1):
+        here = asked.host in (HOST, "localhost") and asked.port in (server.port, server.port + 1)
+        if here and server.process():
             return server
     known = ", ".join(server.management_url for server in servers) or "none"
     raise ServeError(f"no server at {url} was started from {model_store} (known: {known}); see --model-store")
-
-
-def _is_delta(path: Path) -> bool:
-    try:
-        format.read(path, format.DELTA)
-    except BundleError:
-        return False
-    return True
 
 
 def _checks(bundle: Bundle) -> dict[str, tuple[bytes, int]]:

@@ -17,16 +17,16 @@ from typing import Any
 
 from ts.metrics.metric_type_enum import MetricTypes
 
-from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.bundle.bundle import load_bundle, reload_bundle
 from etcl_deploy.errors import EtclError, TooLargeError
 from etcl_deploy.runtime.engine import choose_engine
-from etcl_deploy.runtime.meter import Meter
+from etcl_deploy.runtime.meter import OTHER, Meter
 from etcl_deploy.runtime.predictor import DEFAULT_CACHE_BYTES, Predictor
 from etcl_deploy.runtime.requests import Outcome, Request, answer, error_body, read_request, status_of
 
 logger = logging.getLogger(__name__)
 
-MAX_PIXELS = 16_000_000  # of all the images in one request together: a full batch decodes well before it times out
+MAX_PIXELS = 16_000_000  # of an image, divided by how many come with it: a full batch decodes before it times out
 BATCH_ANSWER_BYTES = 6_000_000  # of a batch; TorchServe's own limit is 6,553,500
 FLUSH_SECONDS = 1
 # As metrics.yaml declares them: unit, dimensions. TorchServe turns every update into a line of text, so sums of a
@@ -58,14 +58,21 @@ class EtclHandler:
         self.largest_batch = 0
 
     def initialize(self, context: Any) -> None:
-        """Load the bundle of the extracted archive, choose the engine, and make the first tasks ready."""
+        """Load the bundle of the extracted archive, choose the engine, and make pinned tasks ready."""
         directory = Path(context.system_properties["model_dir"])
         settings = (context.model_yaml_config or {}).get("etcl", {})
-        bundle = load_bundle(directory / context.manifest["model"]["serializedFile"])
+        path = directory / context.manifest["model"]["serializedFile"]
+        bundle = load_bundle(path)
+        engine = choose_engine(bundle, directory)
+        if engine.name == "onnxruntime":
+            # It has a file of its own with all masks: let go of those of the bundle, which were read to make it.
+            bundle = engine.bundle = reload_bundle(path, bundle.digest)
         limit = settings.get("cacheBytes", DEFAULT_CACHE_BYTES)
-        self.predictor = Predictor(bundle, limit, choose_engine(bundle, directory), self._observe)
+        self.predictor = Predictor(bundle, limit, engine, self._observe)
         for name in settings.get("pinned", ()):
             self.predictor.pin(name)
+        if settings.get("prefetch"):
+            self.predictor.prefetch(bundle.tasks)
         logger.info("loaded %d tasks, %s", len(bundle.tasks), self.predictor.engine.name)
         if context.metrics is not None:
             threading.Thread(target=self._tell, args=(context.metrics,), daemon=True).start()
@@ -91,12 +98,16 @@ class EtclHandler:
         self._infer(requests, outcomes)
         for index, found in outcomes.items():
             try:
-                if all(isinstance(outcome, Exception) for outcome in found):
-                    raise found[0]
+                errors = [outcome for outcome in found if isinstance(outcome, Exception)]
+                if len(errors) == len(found):
+                    raise errors[0]
+                for own in errors:
+                    self.meter.add("etcl_errors_total", (status_of(own)[2],))
                 answers[index] = answer(requests[index], found, context.model_name)
             except Exception as error:
                 answers[index] = self._refuse(error, index, context)
-        return [self._encode(body, index, context) for index, body in enumerate(answers)]
+        limit = BATCH_ANSWER_BYTES // len(data)
+        return [self._encode(body, index, limit, context) for index, body in enumerate(answers)]
 
     def _decode(self, request: Request) -> list[Any]:
         """The pixels of every item, or its own error."""
@@ -149,11 +160,12 @@ class EtclHandler:
         context.set_response_status(status, phrase, index)
         return error_body(error)
 
-    def _encode(self, body: Any, index: int, context: Any) -> str:
+    def _encode(self, body: Any, index: int, limit: int, context: Any) -> str:
         """An answer as JSON; one too long for TorchServe's frame would cost the whole batch, so it is refused."""
         context.set_response_content_type(index, "application/json")
-        limit = BATCH_ANSWER_BYTES // int(context.system_properties["batch_size"] or 1)
         text = json.dumps(body)
+        if len(text) > limit and isinstance(body, dict) and "engine" in body:  # a description: without its tasks
+            text = json.dumps({**body, "tasks": len(body["tasks"])})
         if len(text) <= limit:
             return text
         error = TooLargeError(
@@ -206,7 +218,8 @@ class EtclHandler:
         bundle = self.predictor.bundle
         for name in bundle.tasks:
             label = self.meter.label(name)
-            known["etcl_task_bytes"].add_or_update(sum(bundle.bytes_of(name).values()), [label])
+            if label != OTHER:
+                known["etcl_task_bytes"].add_or_update(sum(bundle.bytes_of(name).values()), [label])
         known["etcl_tasks"].add_or_update(len(bundle.tasks), [worker])
         told = {"hits": 0, "misses": 0, "evictions": 0}
         while True:

@@ -15,8 +15,8 @@ from etcl_deploy.export.to_mar import CARRIED
 # except within one room.
 ROWS: list[list[str]] = [
     ["errors", "prediction"],
-    ["atomic", "client", "config", "operations"],
-    ["settings", "plan", "preprocessing", "bundle.codec"],
+    ["atomic", "config", "operations", "wire"],
+    ["client", "settings", "plan", "preprocessing", "bundle.codec"],
     ["learn.masks", "learn.chooser", "learn.metrics", "learn.projection", "learn.augment", "learn.task", "learn.draft"],
     ["learn.similarity"],
     ["learn.workspace"],

@@ -11,6 +11,7 @@ import pytest
 from conftest import Learned
 from ts.context import Context, RequestProcessor
 
+from etcl_deploy.handlers import etcl_handler
 from etcl_deploy.handlers.etcl_handler import EtclHandler
 from etcl_deploy.runtime.images import png
 
@@ -55,13 +56,21 @@ def test_a_task_that_fails_fails_alone(learned: Learned, tmp_path: Path, monkeyp
     assert "broken" not in two["error"]["message"], "what went wrong inside is for the log"
 
 
-def test_an_answer_too_long_for_the_frame_is_refused(learned: Learned, tmp_path: Path) -> None:
-    """The limit is a share of TorchServe's frame, so a full batch of answers always fits."""
+def test_an_answer_too_long_for_the_frame_is_refused(
+    learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is a share of TorchServe's frame, so that all answers of a batch fit; a description loses its tasks."""
     handler = handler_for(learned, tmp_path)
     image = png(learned.tasks[0].test_x[0])
-    context = context_for(tmp_path, [{"X-ETCL-Task": "upright-a"}], batch_size=100_000)
-    ((status, answer),) = answers(handler, context, [image])
-    assert (status, answer["error"]["code"]) == (413, "too_large")
+    monkeypatch.setattr(etcl_handler, "BATCH_ANSWER_BYTES", 700)
+    headers = {"X-ETCL-Task": "upright-a"}
+    ((status, _),) = answers(handler, context_for(tmp_path, [headers]), [image])
+    assert status == 200
+    context = context_for(tmp_path, [headers] * 10)
+    for status, answer in answers(handler, context, [image] * 10):
+        assert (status, answer["error"]["code"]) == (413, "too_large")
+    ((status, described),) = answers(handler, context_for(tmp_path, [{"describe": "True"}]), [b""])
+    assert (status, described["tasks"]) == (200, 5)
 
 
 def test_a_header_in_utf_8_is_read_as_meant(learned: Learned, tmp_path: Path) -> None:

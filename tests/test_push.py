@@ -15,8 +15,9 @@ from test_cli import answer as run_etcl
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
 from etcl_deploy.bundle.delta import write_delta
+from etcl_deploy.client import Client
 from etcl_deploy.deploy import Wishes, find_server, push_bundle, serve_bundle
-from etcl_deploy.errors import BundleError, EtclError, RequestError, ServeError
+from etcl_deploy.errors import BundleError, EtclError, ServeError, TokenError
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve import push
@@ -160,7 +161,7 @@ def test_nothing_can_be_pushed_where_it_was_not_allowed(tmp_path: Path) -> None:
             push_bundle(path, started)
         with pytest.raises(ServeError, match=r"was answered 40[45]"):
             started.manage("POST", "/models", url="fixed.mar")
-        with started.client(token=None) as client, pytest.raises(RequestError, match="täsk 0"):
-            client.predict(png(IMAGE), "nobody")
+        with Client(started.inference_url) as client, pytest.raises(TokenError, match="wants a token"):
+            client.predict(png(IMAGE), "täsk 0")
     finally:
         stop(started)

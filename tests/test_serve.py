@@ -6,22 +6,26 @@ import base64
 import io
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import torch
-from conftest import Learned
+import yaml
+from conftest import ROOT, Learned
 from PIL import Image
 
 from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes
 from etcl_deploy.deploy import Wishes, serve_bundle
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.to_mar import archive
+from etcl_deploy.handlers.etcl_handler import COUNTERS, GAUGES
 from etcl_deploy.prediction import Prediction
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
@@ -267,3 +271,97 @@ def test_a_second_start_is_refused_and_a_taken_port_named(learned: Learned, serv
     with pytest.raises(ServeError, match=f"port {server.port} is taken"):
         check_ports(server.port)
     assert server.process() is not None
+
+
+def test_tensors_of_the_open_inference_protocol(learned: Learned, server: Server) -> None:
+    """Pixels or image files as one tensor, the task among the parameters; outputs as tensors, one item also plain."""
+    task = learned.tasks[1]
+    images = task.test_x[:3]
+    expected = Predictor(learned.bundle).predict(list(images), [task.name] * 3)
+    pixels = {"name": "image", "shape": list(images.shape), "datatype": "UINT8", "data": images.flatten().tolist()}
+    files = [base64.b64encode(png(image)).decode() for image in images]
+    for tensor in (pixels, {"name": "image", "shape": [3], "datatype": "BYTES", "data": files}):
+        body = {"id": "7", "inputs": [tensor], "parameters": {"task": task.name}}
+        status, answer = ask(server, json.dumps(body).encode(), Content_Type="application/json")
+        assert (status, answer["id"], answer["model_name"]) == (200, "7", "digits")
+        outputs = {output["name"]: output for output in answer["outputs"]}
+        assert outputs["label"]["data"] == [found.label for found in expected]
+        assert outputs["scores"]["shape"] == [3, 10]
+        scores = [score for found in expected for score in found.scores.values()]
+        assert outputs["scores"]["data"] == pytest.approx(scores, abs=1e-5)
+    one = {"name": "image", "shape": [1], "datatype": "BYTES", "data": files[:1]}
+    body = {"inputs": [one], "parameters": {"task": task.name}}
+    status, answer = ask(server, json.dumps(body).encode(), Content_Type="application/json")
+    assert status == 200
+    expect(answer, expected[0])
+
+
+def test_a_bad_item_has_its_error_in_its_place(learned: Learned, server: Server) -> None:
+    """The other items of the request have their answers; where all are bad, the request is."""
+    task = learned.tasks[0]
+    good = {"b64": base64.b64encode(png(task.test_x[0])).decode()}
+    bad = [{"b64": "?"}, {"b64": base64.b64encode(b"no image").decode()}, {"pixels": [[1, 2], [3]]}, 5]
+    body = json.dumps({"task": task.name, "instances": [*bad, good]}).encode()
+    status, answers = ask(server, body, Content_Type="application/json")
+    assert status == 200
+    assert [a["error"]["code"] for a in answers[:4]] == ["bad_image", "bad_image", "bad_image", "bad_request"]
+    expect(answers[4], Predictor(learned.bundle).predict([task.test_x[0]], [task.name])[0])
+    status, answer = ask(
+        server, json.dumps({"task": task.name, "instances": bad}).encode(), Content_Type="application/json"
+    )
+    assert (status, answer["error"]["code"]) == (400, "bad_image")
+
+
+def test_metrics_tell_what_happens(learned: Learned, server: Server) -> None:
+    """In Prometheus format: requests and stages by task, errors by code, the cache, tasks and their bytes."""
+    before = metrics(server)
+    data = png(learned.tasks[3].test_x[0])
+    for _ in range(3):
+        assert ask(server, data, X_ETCL_Task="negative", Content_Type="image/png")[0] == 200
+    assert ask(server, data, X_ETCL_Task="nobody", Content_Type="image/png")[0] == 404
+    after = metrics(server)
+
+    def grown(name: str, *labels: str) -> float:
+        names = [key for key in after if key.startswith(f"{name}{{") and all(label in key for label in labels)]
+        assert names, (name, labels)
+        return sum(after[key] - before.get(key, 0) for key in names)
+
+    assert grown("etcl_requests_total", 'task="negative"') == 3
+    assert grown("etcl_items_total", 'task="negative"') == 3
+    assert grown("etcl_errors_total", 'code="unknown_task"') == 1
+    assert grown("etcl_cache_hits_total") + grown("etcl_cache_misses_total") == 3
+    for stage in ("decode", "infer"):
+        assert 0 < grown("etcl_stage_microseconds_total", 'task="negative"', f'stage="{stage}"') < 60e6
+    assert sum(value for key, value in after.items() if key.startswith("etcl_tasks{")) == 5
+    assert after[next(key for key in after if key.startswith('etcl_task_bytes{task="negative"'))] > 1000
+    assert any(key.startswith("ts_inference_latency_microseconds") for key in after)
+
+
+def metrics(server: Server) -> dict[str, float]:
+    time.sleep(2.5)  # sums are told once a second
+    text = httpx.get(server.metrics_url, trust_env=False).text
+    rows = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    return {name: float(value) for name, _, value in rows}
+
+
+def test_every_metric_of_the_handler_is_declared() -> None:
+    """With the same unit and dimensions: TorchServe drops what its file does not name."""
+    declared = yaml.safe_load((ROOT / "handlers" / "metrics.yaml").read_text())["model_metrics"]
+    for kind, ours in (("counter", COUNTERS), ("gauge", GAUGES)):
+        found = {row["name"]: (row["unit"], row["dimensions"]) for row in declared[kind] if "etcl" in row["name"]}
+        assert found == ours
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_nothing_is_answered_without_the_right_token(learned: Learned, server: Server, token: str) -> None:
+    """Neither predictions nor anything on the management port, and not with the token of the other."""
+    data = png(learned.tasks[0].test_x[0])
+    for used in (token, server.token("management")):
+        status, answer = ask(server, data, token=used, X_ETCL_Task="parity", Content_Type="image/png")
+        assert (status, answer["type"]) == (400, "InvalidKeyException")
+    for method, path in (("GET", "/models"), ("PUT", "/models/digits?min_worker=3"), ("DELETE", "/models/digits")):
+        for used in (token, server.token()):
+            headers = {"Authorization": f"Bearer {used}"} if used else {}
+            found = httpx.request(method, server.management_address + path, headers=headers, trust_env=False)
+            assert found.status_code in (400, 405), found.text
+    assert server.describe()["minWorkers"] == 1

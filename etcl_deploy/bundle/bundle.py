@@ -191,13 +191,24 @@ def save(path: Path, data: bytes) -> None:
 
 def load_bundle(path: str | Path) -> Bundle:
     """The bundle in a file. Every digest is checked; raises BundleError with the reason if anything is off."""
-    path = Path(path)
-    manifest, sections, digest = format.read(path)
+    return _load(Path(path), check=True)
+
+
+def reload_bundle(path: Path, digest: str) -> Bundle:
+    """A bundle that was loaded before and let go of, in fresh memory: nothing is read of it but what is used."""
+    found = _load(path, check=False)
+    if found.digest != digest:
+        raise BundleError(f"{path} was replaced while it was being read")
+    return found
+
+
+def _load(path: Path, *, check: bool) -> Bundle:
+    manifest, sections, digest = format.read(path, check=check)
     with refusing(path, "bundle"):
-        return _assemble(manifest, sections, digest)
+        return _assemble(manifest, sections, digest, check=check)
 
 
-def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], digest: str) -> Bundle:
+def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], digest: str, *, check: bool) -> Bundle:
     expect_keys(manifest, "backbone", "encoding", "precision", "preprocessing", "run", "sections", "tasks")
     expect_keys(manifest["backbone"], "name", "plan")
     encoding, precision = manifest["encoding"], manifest["precision"]
@@ -233,7 +244,7 @@ def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], diges
     if coded:
         masks = CodedMasks(left.bits("backbone/owner"), bits, layout.layers)
     else:
-        masks = PackedMasks(bits, layout.weight_count)
+        masks = PackedMasks(bits, layout.weight_count, check=check)
     left.finish()
     name = manifest["backbone"]["name"]
     if not isinstance(name, str) or not name.encode():

@@ -84,8 +84,11 @@ def to_bytes(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], key: s
     return save(sections, metadata={key: metadata})
 
 
-def read(path: Path, key: str = BUNDLE) -> tuple[dict[str, Any], dict[str, Tensor], str]:
-    """Manifest, sections and digest of a file, every byte checked; tensors are views of the mapped file."""
+def read(path: Path, key: str = BUNDLE, *, check: bool = True) -> tuple[dict[str, Any], dict[str, Tensor], str]:
+    """Manifest, sections and digest of a file, every byte checked; tensors are views of the mapped file.
+
+    Without `check` the digests of sections are not looked at, so that nothing is read but what is used.
+    """
     kind = KINDS[key]
     if path.is_dir():
         raise BundleError(f"{path} is a directory; a {kind} is one file")
@@ -109,10 +112,21 @@ def read(path: Path, key: str = BUNDLE) -> tuple[dict[str, Any], dict[str, Tenso
             raise ValueError("not in its one form")
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BundleError(f"{path} has a manifest that is not what format 1 says") from None
-    _check_sections(path, listed, sections)
+    if check:
+        _check_sections(path, listed, sections)
     if header != _header(metadata, listed):
         raise BundleError(f"{path} has a header that is not what format 1 says")
     return manifest, sections, digest
+
+
+def kind_of(path: Path) -> str | None:
+    """ "bundle" or "delta", as far as a file says; None where it is neither."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            keys = file.metadata() or {}
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, OverflowError):
+        return None
+    return next((kind for key, kind in KINDS.items() if key in keys), None)
 
 
 def digest_of(text: str) -> str:

@@ -32,9 +32,9 @@ class Masks(Protocol):
 class PackedMasks:
     """Bits in the file, mapped: processes that read the same file share them."""
 
-    def __init__(self, packed: Sequence[Tensor], weights: int) -> None:
-        """Raises ValueError where a bit beyond the last weight is set."""
-        for mask in packed:
+    def __init__(self, packed: Sequence[Tensor], weights: int, *, check: bool) -> None:
+        """With `check`, raises ValueError where a bit beyond the last weight is set."""
+        for mask in packed if check else ():
             check_padding(mask, weights)
         self._packed = packed
         self._weights = weights

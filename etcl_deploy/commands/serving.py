@@ -26,6 +26,7 @@ def serve(
         typer.Option("--cache-mb", min=0, help="Memory of each worker for tasks that are ready."),
     ] = None,
     pin: Annotated[list[str] | None, typer.Option(metavar="TASK", help="A task that is always ready.")] = None,
+    prefetch: Annotated[bool, typer.Option("--prefetch", help="Make tasks ready before they are asked for.")] = False,
     allow_push: Annotated[bool, typer.Option("--allow-push", help="Let `etcl push` replace the bundle.")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="Stop the server.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Say whether it runs.")] = False,
@@ -44,7 +45,7 @@ def serve(
         from etcl_deploy.deploy import Wishes, serve_bundle
 
         bytes_ = None if cache_mb is None else cache_mb * 1_000_000
-        wishes = Wishes(port, workers, bytes_, tuple(pin or ()), allow_push)
+        wishes = Wishes(port, workers, bytes_, tuple(pin or ()), prefetch, allow_push)
         info = serve_bundle(path, chosen, model_store, wishes).as_json()
     else:
         if stop:
@@ -60,7 +61,12 @@ def _show_examples(name: str, model_store: Path) -> None:
     from etcl_deploy.serve.server import known
 
     server = known(name, model_store)
-    task = server.describe(customized=True)["customizedMetadata"]["tasks"][0]["name"]
+    try:
+        tasks = server.describe(customized=True)["customizedMetadata"]["tasks"]
+    except ServeError as error:
+        err.print("[yellow]it does not answer yet:[/]", plain(str(error)), soft_wrap=True, highlight=False)
+        return
+    task = tasks[0]["name"] if isinstance(tasks, list) else "TASK"
     for title, text in zip(("try it:", "or in Python:"), server.examples(task), strict=True):
         err.print(f"[bold]{title}[/]")
         for line in text.splitlines():

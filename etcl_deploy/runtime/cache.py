@@ -26,7 +26,7 @@ class Cache:
     """Holds what `make` gives for a name within `limit` bytes, and gives it to `drop` when it has to go.
 
     What is in use or pinned stays; the limit is passed only for as long as what is in use takes more. Threads that
-    want different names do not wait for each other.
+    want different names wait for each other only inside `make`, if there.
     """
 
     def __init__(self, limit: int, make: Callable[[str], Any], drop: Callable[[Any], None]) -> None:
@@ -88,7 +88,7 @@ class Cache:
 
     def prefetch(self, names: Iterable[str]) -> list[str]:
         """Make names ready in this order until one more would push out another; gives those that are ready then."""
-        done: list[str] = []
+        wanted: list[str] = []
         for name in names:
             with self._lock:
                 known = name in self._entries
@@ -96,8 +96,9 @@ class Cache:
             if full and not known:
                 break
             with self.use(name):
-                done.append(name)
-        return done
+                wanted.append(name)
+        held = self.held()
+        return [name for name in wanted if name in held]
 
     def held(self) -> dict[str, int]:
         """Bytes of each name that is ready, least recently used first."""

@@ -19,6 +19,7 @@ from etcl_deploy.preprocessing import Preprocessing
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MAX_PIXELS = 40_000_000  # of an image file, checked before it is decoded
+NOTES = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}  # where a camera says which way up it was held
 MAX_BYTES = 64 * 1024 * 1024
 
 ImageInput = bytes | bytearray | str | Path | Image.Image | Tensor | Sequence[Any]
@@ -105,9 +106,10 @@ def _from_pixels(pixels: Tensor, preprocessing: Preprocessing, max_pixels: int) 
 
 def _upright(image: Image.Image) -> Image.Image:
     """The image turned as the camera noted, in 8 bit."""
-    # A broken note about the camera is no reason to refuse whole pixels.
-    with suppress(Exception):
-        image = ImageOps.exif_transpose(image)
+    if not NOTES.isdisjoint(image.info):
+        # A broken note about the camera is no reason to refuse whole pixels.
+        with suppress(Exception):
+            image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
         # convert() would clip 16-bit grey at 255 instead of scaling it.
         return image.convert("I").point(lambda value: value / 257).convert("L")
@@ -119,7 +121,9 @@ def _resized(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
     mode = "L" if preprocessing.channels == 1 else "RGB"
     size = (preprocessing.width, preprocessing.height)
     clear = image.has_transparency_data
-    image = image.convert("RGBA" if clear else mode)
+    wanted = "RGBA" if clear else mode
+    if image.mode != wanted:
+        image = image.convert(wanted)
     if image.size != size:
         image = image.resize(size, Image.Resampling.BILINEAR)
     if clear:

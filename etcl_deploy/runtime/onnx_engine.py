@@ -92,7 +92,7 @@ class OnnxEngine:
         # A task's few numbers: the scale of every channel, then what is no layer's weight, then 0 for what is nothing.
         self._rest = np.where(rest < 0, -1, rest - count + self._channels)
         few = self._channels + sum(tensor.numel() for tensor in others.values()) + 1
-        key = hashlib.sha256(f"{bundle.digest} {few}".encode() + found.model).hexdigest()[:16]
+        key = hashlib.sha256(f"{bundle.digest} {few}".encode() + found.model + self._source.tobytes()).hexdigest()[:16]
         path = None if directory is None else directory / f"ready-{key}.bin"
         self._rows = open_rows(path, len(self._source), few, len(bundle.tasks), self._base, self._row)
         self._lock = threading.Lock()

@@ -15,7 +15,7 @@ from etcl_deploy.runtime.cache import Cache
 from etcl_deploy.runtime.engine import Engine, Ready, TorchEngine
 from etcl_deploy.runtime.images import MAX_PIXELS, ImageInput, prepare
 
-DEFAULT_CACHE_BYTES = 256 * 1024 * 1024
+DEFAULT_CACHE_BYTES = 512_000_000
 
 Observer = Callable[[str, str, float], None]  # task, stage, seconds
 
@@ -108,8 +108,8 @@ class Predictor:
 
     def _explain(self, name: str, logits: Tensor) -> list[Prediction]:
         classes = self.bundle.task(name).classes
-        chosen = logits.argmax(1).tolist()
-        return [
-            Prediction(name, classes[index], index, dict(zip(classes, row, strict=True)))
-            for index, row in zip(chosen, logits.softmax(1).tolist(), strict=True)
-        ]
+        found = []
+        for values, scores in zip(logits.tolist(), logits.softmax(1).tolist(), strict=True):
+            index = values.index(max(values))
+            found.append(Prediction(name, classes[index], index, dict(zip(classes, scores, strict=True))))
+        return found

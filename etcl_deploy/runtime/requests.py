@@ -173,10 +173,13 @@ def _tensor_items(inputs: Any) -> list[Any]:
         raise InputError('\'inputs\' must be a list of one tensor: {"name", "shape", "datatype", "data"}')
     tensor: dict[str, Any] = inputs[0]
     kind, shape, data = tensor.get("datatype"), tensor.get("shape"), tensor.get("data")
-    if kind not in DATATYPES:
-        raise InputError(f"datatype {shortened(str(kind))!r} is not read; known: {', '.join(DATATYPES)}")
+    if not isinstance(kind, str) or kind not in DATATYPES:
+        found = shortened(kind) if isinstance(kind, str) else type(kind).__name__
+        raise InputError(f"datatype {found!r} is not read; known: {', '.join(DATATYPES)}")
     if (
-        not (isinstance(shape, list) and 1 <= len(shape) <= 4 and all(type(n) is int and n > 0 for n in shape))
+        not (
+            isinstance(shape, list) and 1 <= len(shape) <= 4 and all(type(n) is int and 0 < n < 1 << 31 for n in shape)
+        )
     ) or not isinstance(data, list):
         raise InputError("a tensor needs 'shape', 1 to 4 whole numbers from 1, and 'data', a list")
     if kind == "BYTES":

@@ -7,16 +7,16 @@ key of its key file. `etcl serve` starts one keeper beside each server; it ends 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-import urllib.error
 import urllib.request
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 EARLY_SECONDS = 600  # before they expire
 CHECK_SECONDS = 5
+PID_FILE = "keeper.pid"
 KINDS = ("management", "inference")
 # No proxy the environment names should see a key.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -45,9 +45,11 @@ def keep(directory: Path, early: float = EARLY_SECONDS) -> None:
 
     key_file = directory / "key_file.json"
     while (server := find(directory.name, directory.parent.parent)) and server.process():
-        with suppress(OSError, ValueError, KeyError, urllib.error.URLError):  # not written yet, or the server is busy
+        try:
             if seconds_left(key_file) < early:
                 renew(key_file, server.management_address)
+        except Exception as error:  # a file that is being written, a server that is busy: there is time to try again
+            sys.stderr.write(f"{datetime.now(timezone.utc):%F %T} {type(error).__name__}: {error}\n")
         time.sleep(CHECK_SECONDS)
 
 
@@ -58,4 +60,5 @@ def _iso(text: str) -> str:
 
 
 if __name__ == "__main__":
+    (Path(sys.argv[1]) / PID_FILE).write_text(str(os.getpid()))
     keep(Path(sys.argv[1]))

@@ -16,16 +16,15 @@ from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 
-import httpx
 import psutil
 
 from etcl_deploy import atomic
 from etcl_deploy.errors import ServeError
 from etcl_deploy.serve.java import find_java
-from etcl_deploy.serve.properties import render
-from etcl_deploy.serve.server import RECORD, Server, check_not_running
+from etcl_deploy.serve.keeper import PID_FILE
+from etcl_deploy.serve.properties import cores, render
+from etcl_deploy.serve.server import RECORD, START_SECONDS, Server, check_not_running
 
-START_SECONDS = 120
 STOP_SECONDS = 20
 WORKER_DIED = "Backend worker process died"  # what TorchServe logs before it tries again, for minutes
 
@@ -71,7 +70,8 @@ def serving(name: str, model_store: Path, port: int, workers: int = 1, *, pushes
 
 
 def stop(server: Server) -> bool:
-    """End the server and its workers, by force if need be; True if it was running."""
+    """End the server, its workers and its keeper, by force if need be; True if it was running."""
+    _stop_keeper(Path(server.directory))
     process = server.process()
     if process:
         family = [process]
@@ -93,7 +93,7 @@ def _launch(directory: Path, java_home: Path, temporary: str, workers: int) -> t
     """Start TorchServe; gives its process and when that began."""
     # TorchServe lets TS_* variables override its configuration file, tokens included: keep ours in force.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TS_")}
-    threads = max(1, (os.cpu_count() or 1) // workers)
+    threads = max(1, cores() // workers)
     environment |= {
         "JAVA_HOME": str(java_home),
         "TEMP": temporary,
@@ -139,9 +139,18 @@ def _start_keeper(directory: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            cwd=directory,  # where no module of the user's can take the place of one it needs
             start_new_session=True,
             check=True,
         )
+
+
+def _stop_keeper(directory: Path) -> None:
+    with suppress(OSError, ValueError, psutil.Error):
+        process = psutil.Process(int((directory / PID_FILE).read_text()))
+        if str(directory) in process.cmdline():  # and not somebody who has its number now
+            process.terminate()
+            process.wait(STOP_SECONDS)
 
 
 def _wait_until_ready(server: Server) -> None:
@@ -151,7 +160,7 @@ def _wait_until_ready(server: Server) -> None:
             raise ServeError(f"TorchServe ended: {_last_words(Path(server.directory))}")
         if WORKER_DIED in server.log.read_text("utf-8", "replace"):
             raise ServeError(f"the model did not load: {_last_words(Path(server.directory))}")
-        with suppress(httpx.HTTPError, ValueError, LookupError, ServeError):
+        with suppress(LookupError, ServeError):
             if server.is_ready():
                 return
         time.sleep(0.2)

@@ -51,9 +51,14 @@ def _escaped(value: str) -> str:
     return "".join(chr(code) if 32 <= code < 127 and code != ord("\\") else f"\\u{code:04x}" for code in codes)
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def default_workers() -> int:
     """How many processes answer where nobody says: one for every core, each with one thread."""
-    return os.cpu_count() or 1
+    return cores()
 
 
 def check_ports(first: int) -> None:

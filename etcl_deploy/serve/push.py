@@ -12,13 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from etcl_deploy.client import Client
 from etcl_deploy.errors import EtclError, ServeError
-from etcl_deploy.serve.server import Server
+from etcl_deploy.serve.server import START_SECONDS, Server
 
-START_SECONDS = 120
 DRAIN_SECONDS = 130  # longer than the server lets a worker take for an answer
 
 
@@ -34,29 +31,41 @@ def next_version(server: Server) -> str:
     return f"{1 + max(int(found['modelVersion'].partition('.')[0]) for found in known)}.0"
 
 
-def replace(server: Server, archive: Path, version: str, checks: Mapping[str, tuple[bytes, int]]) -> None:
-    """Serve `archive`, which is in the server's store, in the place of the live version.
+def switch(server: Server, archive: Path, version: str, checks: Mapping[str, tuple[bytes, int]]) -> None:
+    """Make `archive`, which is in the server's store, what answers.
 
-    `checks` holds for every task an image and the class it must get. Raises ServeError with what went wrong.
+    `checks` holds for every task an image and the class it must get. Whatever goes wrong, the version that was live
+    stays so, and a ServeError says what it was.
     """
     if not server.pushes:
         raise ServeError(f"{server.name!r} was started without --allow-push; start it again with it")
-    old = live_version(server)
+    live = live_version(server)
     try:
         # Not synchronous: TorchServe would wait in a thread that answers requests.
         server.manage("POST", "/models", url=archive.name, initial_workers=server.workers, synchronous="false")
         _wait_until_ready(server, version)
         _check_answers(server, version, checks)
         server.manage("PUT", f"/models/{server.name}/{version}/set-default")
-    except (EtclError, httpx.HTTPError) as error:
-        with suppress(EtclError, httpx.HTTPError):
+    except BaseException as error:
+        with suppress(EtclError):
+            if live_version(server) == version:  # it was only the answer that got lost
+                return
             server.manage("DELETE", f"/models/{server.name}/{version}")
-        raise ServeError(f"the new bundle is not served, version {old} still is: {error}") from None
-    try:
-        _drain(server, old)
-        server.manage("DELETE", f"/models/{server.name}/{old}")
-    except (EtclError, httpx.HTTPError) as error:
-        raise ServeError(f"the new bundle is served, but version {old} could not be removed: {error}") from None
+        if isinstance(error, EtclError):
+            raise ServeError(f"the new bundle is not served, version {live} still is: {error}") from None
+        raise
+
+
+def remove_others(server: Server, version: str) -> None:
+    """Remove all versions but one, each when it has answered all it was asked."""
+    for found in server.manage("GET", f"/models/{server.name}/all"):
+        old = found["modelVersion"]
+        if old != version:
+            try:
+                _drain(server, old)
+                server.manage("DELETE", f"/models/{server.name}/{old}")
+            except ServeError as error:
+                raise ServeError(f"the new bundle is served, but version {old} could not be removed: {error}") from None
 
 
 def _wait_until_ready(server: Server, version: str) -> None:

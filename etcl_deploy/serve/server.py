@@ -20,7 +20,8 @@ from etcl_deploy.client import Client
 from etcl_deploy.errors import ServeError
 from etcl_deploy.serve.properties import HOST
 
-REQUEST_SECONDS = 60
+REQUEST_SECONDS = 300  # TorchServe unpacks an archive before it answers
+START_SECONDS = 600  # as startupTimeout in model-config.yaml
 RECORD = "server.json"
 BUNDLE = "bundle.etcl"
 
@@ -89,16 +90,15 @@ class Server:
         """The JSON answer of the management API. Raises ServeError with its message where it refuses."""
         headers = {"Authorization": f"Bearer {self.token('management')}"}
         # Our server is on this machine: no proxy the environment names should see its tokens.
-        with httpx.Client(trust_env=False, timeout=REQUEST_SECONDS, headers=headers) as http:
-            answer = http.request(method, self.management_address + path, params=parameters)
         try:
+            with httpx.Client(trust_env=False, timeout=REQUEST_SECONDS, headers=headers) as http:
+                answer = http.request(method, self.management_address + path, params=parameters)
             found = answer.json()
-        except ValueError:
-            found = {"message": answer.text[:300]}
+        except (httpx.HTTPError, ValueError) as error:
+            raise ServeError(f"{method} {path} of {self.name!r} failed: {type(error).__name__}: {error}") from None
         if not answer.is_success:
-            raise ServeError(
-                f"{method} {path} of {self.name!r} was answered {answer.status_code}: {found.get('message')}"
-            )
+            message = found.get("message") if isinstance(found, dict) else found
+            raise ServeError(f"{method} {path} of {self.name!r} was answered {answer.status_code}: {message}")
         return found
 
     def describe(self, *, customized: bool = False, version: str = "") -> Any:
