@@ -15,7 +15,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -88,7 +87,8 @@ class Asker(ABC, Generic[Http]):
         body, headers = encode(image, task)
         attempts, renewed = 0, False
         while True:
-            bearer = {b"Authorization": f"Bearer {self._token}".encode()} if self._token else {}
+            used = self._token  # other threads may change it meanwhile
+            bearer = {b"Authorization": f"Bearer {used}".encode()} if used else {}
             outcome = yield httpx.Request("POST", self._url, headers={**headers, **bearer}, content=body)
             answer = read(outcome) if isinstance(outcome, httpx.Response) else outcome
             if isinstance(answer, Prediction):
@@ -96,13 +96,17 @@ class Asker(ABC, Generic[Http]):
             elif isinstance(answer, RequestError) and (answer.status, answer.code) == REFUSED_TOKEN:
                 if renewed or not self._token_file:
                     raise TokenError(self._refusal())
-                for _ in range(RENEWAL_TRIES):  # the file may not be written yet, or only in part
+                for left in reversed(range(RENEWAL_TRIES)):  # the file may not be written yet, or only in part
                     yield RENEWAL_SECONDS
-                    with suppress(TokenError):
-                        if (found := read_token(self._token_file)) != self._token:
-                            self._token = found
-                            break
-                renewed = True
+                    try:
+                        found = read_token(self._token_file)
+                    except TokenError:
+                        if not left:
+                            raise
+                        continue
+                    if found != used:
+                        break
+                self._token, renewed = found, True
             elif isinstance(answer, RequestError) and not may_pass(answer):
                 raise answer
             else:

@@ -36,7 +36,7 @@ def start(name: str, model_store: Path, port: int, workers: int = 1, *, pushes: 
     store = model_store.resolve()
     directory = store / "servers" / name
     shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+    (directory / "logs").mkdir(parents=True)
     # Short, and of its own: it holds the workers' sockets, whose paths are limited to about 100 characters.
     temporary = tempfile.mkdtemp(prefix="etcl-")
     metrics = directory / "metrics.yaml"
@@ -106,7 +106,7 @@ def _launch(directory: Path, java_home: Path, temporary: str, workers: int) -> t
     # The store is in the configuration too, but TorchServe's launcher does not read escapes in it.
     command += ["--ts-config", str(directory / "config.properties"), "--model-store", str(directory.parent.parent)]
     command += ["--log-config", str(resources.files("etcl_deploy.serve") / "log4j2.xml")]
-    with (directory / "server.log").open("wb") as log:
+    with (directory / "server.log").open("ab") as log:  # which TorchServe appends to as well
         launcher = subprocess.Popen(
             command,
             cwd=directory,
