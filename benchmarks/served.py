@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,12 @@ def workers_of(server: Server) -> list[psutil.Process]:
     """The processes that answer."""
     process = server.process()
     assert process is not None
-    return [p for p in process.children(recursive=True) if "model_service_worker" in " ".join(p.cmdline())]
+    found = []
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            if "model_service_worker" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def pss(process: psutil.Process) -> int:

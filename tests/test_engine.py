@@ -137,6 +137,21 @@ def test_the_fastest_engine_that_answers_right_is_chosen(learned: Learned, monke
     assert choose_engine(bundle).name == "torch"
 
 
+def test_all_processes_of_a_directory_take_the_engine_of_the_first(
+    learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that finds another faster, because the machine is busy when it starts."""
+    bundle = learned.bundle
+    seconds = {"torch": 2.0, "onnxruntime": 1.0}
+    monkeypatch.setattr(engines, "_seconds", lambda engine, ready, pixels: seconds[engine.name])
+    assert choose_engine(bundle, tmp_path).name == "onnxruntime"
+    seconds["onnxruntime"] = 3.0
+    assert choose_engine(bundle, tmp_path).name == "onnxruntime"
+    assert choose_engine(bundle).name == "torch"
+    monkeypatch.setattr(OnnxEngine, "logits", lambda self, ready, pixels: pixels.new_zeros(len(pixels), 10).float())
+    assert choose_engine(bundle, tmp_path).name == "torch", "what does not answer right is no choice"
+
+
 def test_a_graph_that_onnxruntime_changed_is_not_used(learned: Learned, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that went missing or were mixed with others are noticed."""
     plan, preprocessing = learned.bundle.plan, learned.bundle.preprocessing
