@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 MAX_PIXELS = 16_000_000  # of an image, divided by how many come with it: a full batch decodes before it times out
 BATCH_ANSWER_BYTES = 6_000_000  # of a batch; TorchServe's own limit is 6,553,500
-FLUSH_SECONDS = 1
-# As metrics.yaml declares them: unit, dimensions. TorchServe turns every update into a line of text, so sums of a
-# second are told, not single requests.
+FLUSH_SECONDS = 5
+# As metrics.yaml declares them: unit, dimensions. TorchServe turns every update into a line of text, so sums of
+# some seconds are told, not single requests.
 COUNTERS = {
     "etcl_requests_total": ("Count", ["task"]),
     "etcl_items_total": ("Count", ["task"]),
@@ -206,7 +206,7 @@ class EtclHandler:
         self.meter.add("etcl_stage_microseconds_total", (self.meter.label(task), stage), 1e6 * seconds)
 
     def _tell(self, metrics: Any) -> None:
-        """Tell TorchServe what was counted, once a second, for as long as this worker lives."""
+        """Tell TorchServe what was counted, now and then, for as long as this worker lives."""
         assert self.predictor is not None
         kinds = {MetricTypes.COUNTER: COUNTERS, MetricTypes.GAUGE: GAUGES}
         known = {

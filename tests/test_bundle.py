@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Learned
+from made import made_bundle
 from safetensors.torch import save_file
 from test_cli import fails
 from torch import Tensor
 
 from etcl_deploy.bundle import format
-from etcl_deploy.bundle.bundle import load_bundle, save
+from etcl_deploy.bundle.bundle import load_bundle, reload_bundle, save, to_bytes
 from etcl_deploy.bundle.layout import split
 from etcl_deploy.bundle.sections import as_section, task_entries
 from etcl_deploy.bundle.summary import summarize
@@ -282,3 +283,28 @@ def test_what_cannot_be_read_again_is_not_saved(learned: Learned, tmp_path: Path
     with pytest.raises(BundleError):
         save(path, learned.path.read_bytes()[:-1])
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def resident(path: Path) -> int:
+    """Bytes of a mapped file that this process has in its memory."""
+    total, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            ours = words[-1] == str(path)
+        elif ours and words[0] == "Rss:":
+            total += 1024 * int(words[1])
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not tell what is mapped")
+def test_a_bundle_loaded_again_takes_the_masks_that_are_used(tmp_path: Path) -> None:
+    """40 masks of 136 KB: none is read before somebody asks; then the system brings what is around it, up to 1 MB."""
+    path = tmp_path / "forty.etcl"
+    path.write_bytes(to_bytes(made_bundle(40, "resnet18", 20, 8), "packed"))
+    again = reload_bundle(path, load_bundle(path).digest)
+    before = resident(path)
+    assert again.sizes["task/39/mask"] > 130_000
+    assert before < path.stat().st_size - 30 * again.sizes["task/39/mask"]
+    again.mask("täsk 20")
+    assert before + 60_000 < resident(path) < before + 3_000_000

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import psutil
 import pytest
+from conftest import ETCL
 from made import made_bundle
 from test_push import IMAGE
 
@@ -18,7 +20,7 @@ from etcl_deploy.deploy import Wishes, serve_bundle
 from etcl_deploy.errors import TokenError
 from etcl_deploy.runtime.images import png
 from etcl_deploy.serve import keeper
-from etcl_deploy.serve.process import stop
+from etcl_deploy.serve.process import start_keeper, stop
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
 
@@ -52,9 +54,23 @@ def test_renewed_tokens_take_the_place_of_the_old_ones(server: Server) -> None:
 
 
 @pytest.mark.torchserve
+def test_the_status_tells_when_nobody_renews(server: Server) -> None:
+    """A keeper that is gone is not missed for an hour; whoever asks before is told."""
+    words = [ETCL, "serve", "--status", "--name", server.name, "--model-store", Path(server.directory).parent.parent]
+    told = [subprocess.run(words, capture_output=True, text=True, check=True).stderr]
+    found = keeper.keeper_of(Path(server.directory))
+    assert found
+    found.kill()
+    found.wait(10)
+    told.append(subprocess.run(words, capture_output=True, text=True, check=True).stderr)
+    start_keeper(Path(server.directory))
+    assert ["nobody renews its tokens" in text for text in told] == [False, True]
+
+
+@pytest.mark.torchserve
 def test_a_keeper_renews_in_time_and_ends_with_its_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that finds too little time left renews at once; the server's own is there, and goes when it goes."""
-    assert len(keepers(server)) == 1
+    assert keepers(server) == [keeper.keeper_of(Path(server.directory))]
     assert 3000 < keeper.seconds_left(server.token_file) <= 3600
     old = server.token()
     tokens: list[str] = []

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 from conftest import Learned
 
 from etcl_deploy.bundle.layout import split
-from etcl_deploy.errors import BadImageError, UnknownTaskError
+from etcl_deploy.errors import BadImageError, BundleError, UnknownTaskError
 from etcl_deploy.learn.trainer import predict
 from etcl_deploy.prediction import Prediction
 from etcl_deploy.runtime.predictor import Predictor
@@ -61,6 +62,16 @@ def test_bad_items_are_refused(learned: Learned) -> None:
         predictor.predict([b"no image"], ["parity"])
     with pytest.raises(ValueError, match="1 inputs and 0 tasks"):
         predictor.predict([good], [])
+
+
+def test_an_answer_that_is_no_number_is_an_error(learned: Learned) -> None:
+    """Finite numbers, whose products are not: NaN is nothing JSON could hold, or a person could use."""
+    bundle = learned.bundle
+    task = bundle.task("parity")
+    huge = replace(task, head={**task.head, "weight": torch.full_like(task.head_values()["weight"], 3e38)})
+    predictor = Predictor(replace(bundle, tasks={**bundle.tasks, "parity": huge}))
+    with pytest.raises(BundleError, match="'parity' has no answer"):
+        predictor.predict([learned.tasks[0].test_x[0]], ["parity"])
 
 
 def test_the_cache_is_bounded_and_forgets_the_least_recently_used(learned: Learned) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from etcl_deploy import atomic
 from etcl_deploy.bundle import format
-from etcl_deploy.bundle.codec import first_owner, pack, packed_size
+from etcl_deploy.bundle.codec import check_padding, first_owner, pack, packed_size
 from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.bundle.masks import CodedMasks, Masks, PackedMasks, code
 from etcl_deploy.bundle.precision import PRECISIONS, expand
@@ -233,23 +233,30 @@ def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], diges
     else:
         stored = left.weights("backbone/weight", layout.weight_count)
     scale = left.scale("backbone/scale", len(entries), layout.channel_count)
-    bits, tasks = [], {}
+
+    def packed(number: int) -> Tensor:
+        return left.bits(f"task/{number}/mask", packed_size((layout.weight_count,)))
+
+    tasks = {}
     for number, entry in enumerate(entries):
         prefix = f"task/{number}"
-        bits.append(left.bits(f"{prefix}/mask", None if coded else packed_size((layout.weight_count,))))
         norm = left.numbers(f"{prefix}/norm", layout.norm_count)
         head = read_head(left, prefix, len(entry["classes"]), plan)
         tasks[entry["name"]] = BundledTask(**entry, norm=norm, head=head)
     masks: Masks
     if coded:
+        bits = [left.bits(f"task/{number}/mask") for number in range(len(entries))]
         masks = CodedMasks(left.bits("backbone/owner"), bits, layout.layers)
     else:
-        masks = PackedMasks(bits, layout.weight_count, check=check)
-    left.finish()
+        masks = PackedMasks(packed, layout.weight_count)
+    if check:
+        for number in range(0 if coded else len(entries)):
+            check_padding(packed(number), layout.weight_count)
+        left.finish()
     name = manifest["backbone"]["name"]
     if not isinstance(name, str) or not name.encode():
         raise ValueError("the backbone needs a name")
-    sizes = {section: tensor.nbytes for section, tensor in sections.items()}
+    sizes = {section: format.size_of(listed) for section, listed in manifest["sections"].items()}
     run = manifest["run"]
     if not isinstance(run, dict):
         raise ValueError("what it says of its run is no object")

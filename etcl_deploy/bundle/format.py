@@ -55,7 +55,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ BUNDLE, DELTA = "etcl", "etcl-delta"  # the metadata key, by which the two kinds
 KINDS = {BUNDLE: "bundle", DELTA: "delta"}
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
 WIDTHS = {"F32": 4, "F16": 2, "I8": 1, "U8": 1}  # in the order in which they lie in a file
+UNREADABLE = (SafetensorError, OSError, ValueError, TypeError, RuntimeError, OverflowError)
 
 
 def to_bytes(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], key: str = BUNDLE) -> bytes:
@@ -84,8 +85,30 @@ def to_bytes(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], key: s
     return save(sections, metadata={key: metadata})
 
 
-def read(path: Path, key: str = BUNDLE, *, check: bool = True) -> tuple[dict[str, Any], dict[str, Tensor], str]:
-    """Manifest, sections and digest of a file, every byte checked; tensors are views of the mapped file.
+class Opened(Mapping[str, Tensor]):
+    """The tensors of a file, each a view of the mapped file, opened when it is asked for: already that reads of it."""
+
+    def __init__(self, path: Path) -> None:
+        file: Any = safe_open(path, framework="pt")
+        self._file = file
+        self._names = dict.fromkeys(file.keys())
+        self.metadata: dict[str, str] = file.metadata() or {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        found: Tensor = self._file.get_tensor(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read(path: Path, key: str = BUNDLE, *, check: bool = True) -> tuple[dict[str, Any], Mapping[str, Tensor], str]:
+    """Manifest, sections and digest of a file, every byte checked.
 
     Without `check` the digests of sections are not looked at, so that nothing is read but what is used.
     """
@@ -95,15 +118,14 @@ def read(path: Path, key: str = BUNDLE, *, check: bool = True) -> tuple[dict[str
     try:
         if path.stat().st_size == 0:
             raise BundleError(f"{path} is empty; a {kind} has at least a header")
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            sections = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        sections = Opened(path)
         with path.open("rb") as file:
             header = file.read(int.from_bytes(file.read(8), "little"))
     except FileNotFoundError:
         raise BundleError(f"{path} does not exist") from None
-    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+    except UNREADABLE as error:
         raise BundleError(f"{path} is truncated, damaged or not a {kind}: {error}") from None
+    metadata = sections.metadata
     text, digest = _manifest_text(path, metadata, key)
     try:
         manifest = json.loads(text)
@@ -124,9 +146,15 @@ def kind_of(path: Path) -> str | None:
     try:
         with safe_open(path, framework="pt") as file:
             keys = file.metadata() or {}
-    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, OverflowError):
+    except UNREADABLE:
         return None
     return next((kind for key, kind in KINDS.items() if key in keys), None)
+
+
+def size_of(listed: Mapping[str, Any]) -> int:
+    """Bytes of a section, as the manifest describes it."""
+    shape: list[int] = listed["shape"]
+    return prod(shape) * WIDTHS[listed["dtype"]]
 
 
 def digest_of(text: str) -> str:
@@ -138,10 +166,10 @@ def _dump(manifest: Mapping[str, Any]) -> str:
     return json.dumps(manifest, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _manifest_text(path: Path, metadata: Mapping[str, str] | None, key: str) -> tuple[str, str]:
+def _manifest_text(path: Path, metadata: Mapping[str, str], key: str) -> tuple[str, str]:
     """The manifest and its digest, once format and digest are right."""
-    if not metadata or set(metadata) != {key}:
-        found = "".join(f"it is a {KINDS[other]}" for other in metadata or () if other in KINDS) or "it has no manifest"
+    if set(metadata) != {key}:
+        found = "".join(f"it is a {KINDS[other]}" for other in metadata if other in KINDS) or "it has no manifest"
         raise BundleError(f"{path} is a safetensors file, but not a {KINDS[key]}: {found}")
     first, _, text = metadata[key].partition("\n")
     number, _, digest = first.partition(" ")
@@ -158,8 +186,11 @@ def _manifest_text(path: Path, metadata: Mapping[str, str] | None, key: str) -> 
 def _check_sections(path: Path, listed: Any, sections: Mapping[str, Tensor]) -> None:
     if not isinstance(listed, dict) or set(listed) != set(sections):
         raise BundleError(f"{path} is damaged: its sections are not the ones its manifest lists")
-    for name, tensor in sections.items():
-        found = _describe(tensor)
+    for name in sections:
+        try:
+            found = _describe(sections[name])
+        except UNREADABLE as error:
+            raise BundleError(f"{path} is damaged: section {name!r} cannot be opened: {error}") from None
         if found != listed[name] or found["dtype"] not in WIDTHS:
             raise BundleError(f"{path} is damaged: section {name!r} is not the one its manifest describes")
 
@@ -169,9 +200,8 @@ def _header(metadata: Mapping[str, str], listed: Mapping[str, Any]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name in sorted(listed, key=lambda name: ([*WIDTHS].index(listed[name]["dtype"]), name)):
-        dtype, shape = listed[name]["dtype"], listed[name]["shape"]
-        begin, end = end, end + prod(shape) * WIDTHS[dtype]
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        begin, end = end, end + size_of(listed[name])
+        entries[name] = {key: listed[name][key] for key in ("dtype", "shape")} | {"data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 8)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from etcl_deploy.bundle.codec import check_padding, unpack
+from etcl_deploy.bundle.codec import unpack
 from etcl_deploy.bundle.sections import as_tensor
 from etcl_deploy.errors import BundleError
 
@@ -30,17 +30,14 @@ class Masks(Protocol):
 
 
 class PackedMasks:
-    """Bits in the file, mapped: processes that read the same file share them."""
+    """Bits in the file, mapped: processes that read the same file share them, and none has more than it uses."""
 
-    def __init__(self, packed: Sequence[Tensor], weights: int, *, check: bool) -> None:
-        """With `check`, raises ValueError where a bit beyond the last weight is set."""
-        for mask in packed if check else ():
-            check_padding(mask, weights)
+    def __init__(self, packed: Callable[[int], Tensor], weights: int) -> None:
         self._packed = packed
         self._weights = weights
 
     def __getitem__(self, number: int) -> Tensor:
-        return unpack(self._packed[number], (self._weights,))
+        return unpack(self._packed(number), (self._weights,))
 
 
 class CodedMasks:

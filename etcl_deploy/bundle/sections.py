@@ -24,7 +24,8 @@ class Sections:
     """The sections nobody has taken yet. Whatever is not as it should be is a ValueError or a KeyError."""
 
     def __init__(self, sections: Mapping[str, Tensor], precision: str, *, coded: bool) -> None:
-        self._left = dict(sections)
+        self._sections = sections
+        self._left = set(sections)
         self._precision = precision
         self._coded = coded
 
@@ -51,7 +52,7 @@ class Sections:
 
     def bits(self, name: str, size: int | None = None) -> Tensor:
         """Bytes that stand for bits."""
-        found = self._left.pop(name)
+        found = self._take(name)
         return _fitting(name, found, (found.numel() if size is None else size,), torch.uint8)
 
     def finish(self) -> None:
@@ -59,11 +60,15 @@ class Sections:
         if self._left:
             raise ValueError(f"section {min(self._left)!r} belongs to nothing")
 
+    def _take(self, name: str) -> Tensor:
+        self._left.discard(name)
+        return self._sections[name]
+
     def _numbers(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self._coded:
             count = prod(shape)
             return _finite(name, _decoded(name, self.bits(name), dtype, range(count, count + 1)).view(shape))
-        return _finite(name, _fitting(name, self._left.pop(name), shape, dtype))
+        return _finite(name, _fitting(name, self._take(name), shape, dtype))
 
 
 def as_section(numbers: Tensor, *, coded: bool) -> Tensor:

@@ -58,6 +58,7 @@ def serve(
 
 def _show_examples(name: str, model_store: Path) -> None:
     """How to ask a server, with its current token."""
+    from etcl_deploy.serve.keeper import keeper_of
     from etcl_deploy.serve.server import known
 
     server = known(name, model_store)
@@ -67,6 +68,8 @@ def _show_examples(name: str, model_store: Path) -> None:
         err.print("[yellow]it does not answer yet:[/]", plain(str(error)), soft_wrap=True, highlight=False)
         return
     task = tasks[0]["name"] if isinstance(tasks, list) else "TASK"
+    if keeper_of(Path(server.directory)) is None:
+        err.print("[yellow]nobody renews its tokens any more, they expire within the hour: stop and start it[/]")
     for title, text in zip(("try it:", "or in Python:"), server.examples(task), strict=True):
         err.print(f"[bold]{title}[/]")
         for line in text.splitlines():

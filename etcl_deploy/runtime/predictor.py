@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
 
 from etcl_deploy.bundle.bundle import Bundle
+from etcl_deploy.errors import BundleError
 from etcl_deploy.prediction import Prediction
 from etcl_deploy.runtime.cache import Cache
 from etcl_deploy.runtime.engine import Engine, Ready, TorchEngine
@@ -110,6 +112,8 @@ class Predictor:
         classes = self.bundle.task(name).classes
         found = []
         for values, scores in zip(logits.tolist(), logits.softmax(1).tolist(), strict=True):
+            if not isfinite(sum(scores)):
+                raise BundleError(f"task {name!r} has no answer for this image: its numbers grow beyond all bounds")
             index = values.index(max(values))
             found.append(Prediction(name, classes[index], index, dict(zip(classes, scores, strict=True))))
         return found

@@ -7,12 +7,14 @@ key of its key file. `etcl serve` starts one keeper beside each server; it ends 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
+
+import psutil
 
 EARLY_SECONDS = 600  # before they expire
 CHECK_SECONDS = 5
@@ -20,6 +22,15 @@ PID_FILE = "keeper.pid"
 KINDS = ("management", "inference")
 # No proxy the environment names should see a key.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def keeper_of(directory: Path) -> psutil.Process | None:
+    """The process that keeps the tokens of the server of a directory, if it runs."""
+    with suppress(OSError, ValueError, psutil.Error):
+        process = psutil.Process(int((directory / PID_FILE).read_text()))
+        if str(directory) in process.cmdline():  # and not somebody who has its number now
+            return process
+    return None
 
 
 def seconds_left(key_file: Path) -> float:
@@ -60,5 +71,4 @@ def _iso(text: str) -> str:
 
 
 if __name__ == "__main__":
-    (Path(sys.argv[1]) / PID_FILE).write_text(str(os.getpid()))
     keep(Path(sys.argv[1]))

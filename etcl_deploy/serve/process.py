@@ -21,7 +21,7 @@ import psutil
 from etcl_deploy import atomic
 from etcl_deploy.errors import ServeError
 from etcl_deploy.serve.java import find_java
-from etcl_deploy.serve.keeper import PID_FILE
+from etcl_deploy.serve.keeper import PID_FILE, keeper_of
 from etcl_deploy.serve.properties import cores, render
 from etcl_deploy.serve.server import RECORD, START_SECONDS, Server, check_not_running
 
@@ -49,7 +49,7 @@ def start(name: str, model_store: Path, port: int, workers: int = 1, *, pushes: 
         server = Server(name, str(directory), port, pid, created, temporary, workers, pushes)
         atomic.write_bytes(directory / RECORD, json.dumps(asdict(server), indent=1).encode())
         _wait_until_ready(server)
-        _start_keeper(directory)
+        start_keeper(directory)
     except BaseException:
         if server:
             stop(server)
@@ -129,13 +129,13 @@ def _launch(directory: Path, java_home: Path, temporary: str, workers: int) -> t
     return pid, created
 
 
-def _start_keeper(directory: Path) -> None:
+def start_keeper(directory: Path) -> None:
     """A process that renews the server's tokens and ends with the server; nobody waits for it."""
     command = [sys.executable, "-m", "etcl_deploy.serve.keeper", str(directory)]
     # Started by a shell of no other use, it is nobody's child that would have to be waited for.
     with (directory / "keeper.log").open("wb") as log:
         subprocess.run(
-            ["/bin/sh", "-c", '"$@" &', "sh", *command],
+            ["/bin/sh", "-c", '"$@" & echo $! > "$0"', str(directory / PID_FILE), *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -146,9 +146,9 @@ def _start_keeper(directory: Path) -> None:
 
 
 def _stop_keeper(directory: Path) -> None:
-    with suppress(OSError, ValueError, psutil.Error):
-        process = psutil.Process(int((directory / PID_FILE).read_text()))
-        if str(directory) in process.cmdline():  # and not somebody who has its number now
+    process = keeper_of(directory)
+    if process:
+        with suppress(psutil.Error):
             process.terminate()
             process.wait(STOP_SECONDS)
 
