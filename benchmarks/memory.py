@@ -3,8 +3,9 @@
     python benchmarks/memory.py --work DIR
 
 S1: one worker with a cache of one task is asked about every task; the slope of its proportional set size from 1 to
-101 tasks, the median of three servers at each of five points, beside a dense fp32 copy. The same with heads in fp16, and with the default cache, which fills up. S2: of the
-mapped files that hold backbone and masks, what a second worker adds, beside what the first takes.
+101 tasks, the median of three servers at each of five points, beside a dense fp32 copy. The same with heads in fp16,
+and with the default cache, which fills up. S2: of the mapped files that hold backbone and masks, what a second worker
+adds, beside what the first takes.
 """
 
 from __future__ import annotations

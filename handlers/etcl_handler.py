@@ -6,12 +6,14 @@ Every request of a batch gets its own answer or its own error; none of them can 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,7 @@ class EtclHandler:
             bundle = engine.bundle = reload_bundle(path, bundle.digest)
         limit = settings.get("cacheBytes", DEFAULT_CACHE_BYTES)
         self.predictor = Predictor(bundle, limit, engine, self._observe)
+        _give_back()
         for name in settings.get("pinned", ()):
             self.predictor.pin(name)
         if settings.get("prefetch"):
@@ -233,3 +236,9 @@ class EtclHandler:
             known["etcl_tasks_ready"].add_or_update(len(cache.tasks), [worker])
             known["etcl_cache_bytes"].add_or_update(sum(cache.tasks.values()), [worker])
             time.sleep(FLUSH_SECONDS)
+
+
+def _give_back() -> None:
+    """Memory that comparing engines took goes back to the system, where the C library is one that keeps it."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -152,11 +152,21 @@ def test_a_server_is_found_by_its_url(server: Server) -> None:
         find_server("http://127.0.0.1:1/models/x", store)
 
 
-def test_nothing_can_be_pushed_where_it_was_not_allowed(tmp_path: Path) -> None:
-    """The model API is off unless asked for, for those who have the token too; without it nothing is on."""
-    path = bundle_file(tmp_path / "x.etcl", 1)
-    started = serve_bundle(path, "fixed", tmp_path / "store", Wishes(any_free_port(), 1))
+def test_two_servers_of_one_store_stand_side_by_side(server: Server, tmp_path: Path) -> None:
+    """Each answers for its own bundle and takes its own token, wherever the file with it lies; one stops alone.
+
+    The second lets nobody push: the model API is off unless asked for, for those who have the token too.
+    """
+    path = bundle_file(tmp_path / "x.etcl", 1, seed=7)
+    started = serve_bundle(path, "fixed", Path(server.directory).parent.parent, Wishes(any_free_port(), 1))
     try:
+        elsewhere = tmp_path / "some where" / "keys.json"
+        elsewhere.parent.mkdir()
+        elsewhere.write_bytes(started.token_file.read_bytes())
+        with Client(started.inference_url, token_file=elsewhere) as client:
+            assert client.predict(png(IMAGE), "täsk 0").scores == pytest.approx(expected(load_bundle(path), "täsk 0"))
+        with Client(started.inference_url, token_file=server.token_file) as client, pytest.raises(TokenError):
+            client.predict(png(IMAGE), "täsk 0")
         with pytest.raises(ServeError, match="started without --allow-push"):
             push_bundle(path, started)
         with pytest.raises(ServeError, match=r"was answered 40[45]"):
@@ -165,3 +175,6 @@ def test_nothing_can_be_pushed_where_it_was_not_allowed(tmp_path: Path) -> None:
             client.predict(png(IMAGE), "täsk 0")
     finally:
         stop(started)
+    with server.client() as client:
+        answer = client.predict(png(IMAGE), "täsk 0")
+    assert answer.scores == pytest.approx(expected(load_bundle(server.bundle), "täsk 0"), abs=1e-5)

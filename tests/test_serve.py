@@ -102,6 +102,8 @@ def test_every_way_to_name_a_task(learned: Learned, server: Server) -> None:
         assert (status, len(answers)) == (200, 2)
         for answer in answers:
             expect(answer, expected)
+    for spelled, status in (("p%61rity", 200), ("p%2561rity", 404)):  # decoded once
+        assert ask(server, data, path=f"/1.0/{spelled}", Content_Type="image/png")[0] == status
 
 
 def test_the_field_wins_over_the_header_and_the_header_over_the_path(learned: Learned, server: Server) -> None:

@@ -69,7 +69,10 @@ def _show_examples(name: str, model_store: Path) -> None:
         return
     task = tasks[0]["name"] if isinstance(tasks, list) else "TASK"
     if keeper_of(Path(server.directory)) is None:
-        err.print("[yellow]nobody renews its tokens any more, they expire within the hour: stop and start it[/]")
+        err.print(
+            "[yellow]nobody renews its tokens any more, they expire within the hour: stop and start it[/]",
+            soft_wrap=True,
+        )
     for title, text in zip(("try it:", "or in Python:"), server.examples(task), strict=True):
         err.print(f"[bold]{title}[/]")
         for line in text.splitlines():

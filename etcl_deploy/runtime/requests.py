@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
-from urllib.parse import unquote
 
 import torch
 
@@ -104,7 +103,7 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 
 def _task(row: Mapping[str, Any], document: Mapping[str, Any] | None, headers: Mapping[str, Any]) -> str:
-    """In order of precedence: JSON or multipart field `task`, header X-ETCL-Task, path after the version."""
+    """In order of precedence: JSON or multipart field `task`, header X-ETCL-Task, path (decoded) after the version."""
     path = headers.get("url_path")
     parameters = (document or {}).get("parameters")
     candidates = (
@@ -112,7 +111,7 @@ def _task(row: Mapping[str, Any], document: Mapping[str, Any] | None, headers: M
         parameters.get("task") if isinstance(parameters, dict) else None,
         row.get("task"),
         _utf8(headers.get("x-etcl-task")),
-        unquote(path).strip("/") if isinstance(path, str) else None,
+        path.strip("/") if isinstance(path, str) else None,
     )
     for candidate in candidates:
         if isinstance(candidate, bytes | bytearray):
