@@ -46,10 +46,11 @@ def main(say: Callable[[str], None]) -> None:
         }
         ready = onnx_engine.materialize(names[0])
         pixels = images(1)[0].unsqueeze(0)
-        array = pixels.numpy()
+        array, eight = pixels.numpy(), torch.stack(images(8)).numpy()
         calls: dict[str, Callable[[int], object]] = {
             "dense forward, torch": lambda turn: network(pixels),
             "dense forward, onnxruntime": lambda turn: session.run(None, {"image": array}),
+            "dense forward of eight, onnxruntime": lambda turn: session.run(None, {"image": eight}),
             "task forward, onnxruntime": lambda turn: onnx_engine.logits(ready, pixels),
             "cold task, onnxruntime": lambda turn: onnx_engine.release(onnx_engine.materialize(names[turn % TASKS])),
             "cold task, torch": lambda turn: torch_engine.materialize(names[turn % TASKS]),
@@ -64,11 +65,12 @@ def main(say: Callable[[str], None]) -> None:
                         call(turn)
                         times[name].append(time.perf_counter() - began)
     medians = {name: 1000 * median(values) for name, values in times.items()}
-    forward = min(value for name, value in medians.items() if name.startswith("dense"))
+    forward = min(value for name, value in medians.items() if name.startswith("dense forward,"))
     result = {
         "ms": medians,
         "ratio": medians["cold task, onnxruntime"] / forward,
         "ratio_to_torch": medians["cold task, onnxruntime"] / medians["dense forward, torch"],
+        "eight_together": medians["dense forward of eight, onnxruntime"] / 8 / medians["dense forward, onnxruntime"],
         "forward_ratio": medians["task forward, onnxruntime"] / medians["dense forward, onnxruntime"],
     }
     say(show(**{key: value if isinstance(value, dict) else round(value, 3) for key, value in result.items()}))

@@ -2,8 +2,9 @@
 
     python benchmarks/many_tasks.py --work DIR
 
-One worker, four connections, every task asked about in turn (none twice in a row of all), so that nearly every request
-finds its task cold. Two servers are up at a time, one with ten tasks and one with many; loads take turns, five times.
+One worker, four connections. Two servers are up at a time, one with ten tasks and one with many; loads take turns, five
+times. Tasks are asked for as in Zipf(1), and, at worst, in turn (none twice in a row of all), so that nearly every
+request finds its task cold.
 The bundle of ten thousand tasks has 1.8 GB: this takes 8 GB of memory and as much disk.
 """
 
@@ -16,6 +17,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from record import write_result
 from served import apply_load, order_of, pss, requests_for, show, workers_of, write_made
@@ -26,7 +28,15 @@ from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
 
-FEW, CONNECTIONS, ROUNDS, SECONDS = 10, 4, 5, 8.0
+FEW, CONNECTIONS, ROUNDS, SECONDS = 10, 4, 5, 6.0
+MIXES = ("zipf", "distinct")
+
+
+def _beside(few: list[dict[str, Any]], many: list[dict[str, Any]], key: str) -> dict[str, Any]:
+    """A column with few tasks and with many, and the median of the ratios, round by round."""
+    ratios = [large[key] / small[key] for small, large in zip(few, many, strict=True)]
+    medians = [median(row[key] for row in rows) for rows in (few, many)]
+    return {"ratio": median(ratios), "ratios": ratios, "few": medians[0], "many": medians[1]}
 
 
 def main(say: Callable[[str], None]) -> None:
@@ -49,23 +59,19 @@ def main(say: Callable[[str], None]) -> None:
                 say(f"{count} tasks: started in {started[count]:.1f} s")
             for count, server in servers.items():
                 apply_load(server, requests_for(server, range(count)), order_of("distinct", 4000, count), CONNECTIONS)
-            rows: dict[int, list[float]] = {count: [] for count in servers}
-            for seed in range(ROUNDS):
-                for count, server in servers.items():
-                    order = order_of("distinct", 20_000, count, seed)
-                    found = apply_load(server, requests_for(server, range(count)), order, CONNECTIONS, SECONDS)
-                    rows[count].append(found.percentile(0.99))
-                    say(show(tasks=count, **found.columns()))
+            mixes = {}
+            for mix in MIXES:
+                rows: dict[int, list[dict[str, Any]]] = {count: [] for count in servers}
+                for seed in range(ROUNDS):
+                    for count, server in servers.items():
+                        order = order_of(mix, 20_000, count, seed)
+                        found = apply_load(server, requests_for(server, range(count)), order, CONNECTIONS, SECONDS)
+                        rows[count].append(found.columns())
+                        say(show(mix=mix, tasks=count, **rows[count][-1]))
+                mixes[mix] = {key: _beside(rows[FEW], rows[many], key) for key in ("p50_ms", "p99_ms", "throughput")}
+                say(f"{mix}, {many} tasks: p99 {mixes[mix]['p99_ms']['ratio']:.3f} of that with {FEW}")
             memory = {count: pss(workers_of(server)[0]) for count, server in servers.items()}
-        ratios = [large / small for small, large in zip(rows[FEW], rows[many], strict=True)]
-        result[many] = {
-            "ratio": median(ratios),
-            "ratios": ratios,
-            "p99_ms": {count: median(values) for count, values in rows.items()},
-            "start_seconds": started,
-            "worker_bytes": memory,
-        }
-        say(f"{many} tasks: p99 {median(ratios):.3f} of that with {FEW}")
+        result[many] = {"mixes": mixes, "start_seconds": started, "worker_bytes": memory}
     settings = {"few": FEW, "connections": CONNECTIONS, "rounds": ROUNDS, "seconds": SECONDS}
     write_result("many_tasks", ["S8"], result, settings)
 

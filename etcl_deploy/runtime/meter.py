@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 
-MOST_TASKS = 1000  # that have a series of their own; the rest is counted as OTHER
+MOST_TASKS = 200  # that have a series of their own; the rest is counted as OTHER
 OTHER = "(other)"
 
 Labels = tuple[str, ...]
