@@ -38,6 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serving.serve,
     "push": serving.push,
     "onnx": artifacts.onnx,
+    "web": artifacts.web,
     "doctor": serving.doctor,
 }
 for name, command in COMMANDS.items():

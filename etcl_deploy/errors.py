@@ -13,6 +13,7 @@ EtclError
 │   ├── MissingTaskError
 │   ├── TooLargeError
 │   └── UnsupportedMediaError
+├── ModelError                an ONNX file on a device
 ├── CacheError                more tasks to keep ready than there is room for
 ├── ServeError                Java, TorchServe, ports
 ├── ClientError               asking a server; by itself: a URL that is none
@@ -93,6 +94,10 @@ class TooLargeError(InputError):
 
 class UnsupportedMediaError(InputError):
     """A kind of content nobody here reads."""
+
+
+class ModelError(EtclError):
+    """An ONNX file that cannot be opened, or is none of ours."""
 
 
 class CacheError(EtclError):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:  # a device has none
+    from torch import Tensor
 
 MAX_SIDE = 2048
+ONES = "pixels lie between 0 and 1, where 0 to 255 is right; multiply them by 255"
 
 
 @dataclass(frozen=True)

@@ -214,6 +214,37 @@ def predictions_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     return made
 
 
+def onnx_line(report: Mapping[str, Any]) -> str:
+    """What was written for a device, and how it compared."""
+    parity, accuracy = report["parity"], report.get("accuracy")
+    words = [size(report["bytes"]), f"opset {report['opset']}", report["precision"]]
+    words += ["compact"] if report.get("compact") else []
+    said = [
+        f"same class for {parity['same_class']} of {parity['items']} images, "
+        f"largest relative difference {parity['max_rel_diff']:.0e}"
+    ]
+    if accuracy:
+        said.append(f"{accuracy['before']:.2f} % → {accuracy['after']:.2f} % of {accuracy['items']} test images right")
+    layers = report.get("layers", ())
+    unused = sum(layer["outputs"] - layer["kept_outputs"] for layer in layers)
+    if unused:
+        said.append(f"{unused} of {sum(layer['outputs'] for layer in layers)} channels left out")
+    return f"{report['file']} ({', '.join(words)}): {'; '.join(said)}"
+
+
+def onnx_report(reports: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One line a file."""
+    made = table("file", "task", ">bytes", ">same class", ">difference", ">accuracy")
+    for report in reports:
+        parity, accuracy = report["parity"], report["accuracy"]
+        right = f"{accuracy['before']:.2f} → {accuracy['after']:.2f}" if accuracy else "-"
+        same = f"{parity['same_class']}/{parity['items']}"
+        made.add_row(
+            report["file"], report["task"], size(report["bytes"]), same, f"{parity['max_rel_diff']:.0e}", right
+        )
+    return made
+
+
 def demo_report(result: DemoResult) -> RenderableType:
     """Per task: accuracy then and now, how many items each way gave the network's class; then the sizes."""
     ways = list(result.tasks[0].same)

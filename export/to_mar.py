@@ -30,7 +30,18 @@ HANDLER_NAME = "etcl_handler.py"
 CONFIG_NAME = "model-config.yaml"
 VERSION = "1.0"
 # What the handler imports, and what that imports: no trainer, no data readers, no config.
-CARRIED = ("__init__", "atomic", "errors", "operations", "plan", "prediction", "preprocessing", "bundle", "runtime")
+CARRIED = (
+    "__init__",
+    "atomic",
+    "errors",
+    "operations",
+    "pictures",
+    "plan",
+    "prediction",
+    "preprocessing",
+    "bundle",
+    "runtime",
+)
 
 
 Settings = Mapping[str, Any]

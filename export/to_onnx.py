@@ -1,73 +1,191 @@
 """One task of a bundle as a stand-alone ONNX file.
 
 The graph is written from the plan, step by step, rather than traced: it takes milliseconds, holds exactly the
-operators of `operators.py`, and has no dependency on the exporter of one torch version. Nothing is believed: every
-file is run in onnxruntime and compared before it gets its name.
+operators of `operators.py`, and has no dependency on the exporter of one torch version. What the task's mask leaves
+unused is left out. Nothing is believed: every file is run in onnxruntime and compared before it gets its name.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import onnx
+import torch
 from onnx import helper
 from torch import Tensor
 
+import etcl_deploy
 from etcl_deploy import atomic
 from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.errors import ExportError
-from etcl_deploy.export.parity import Parity, check_parity, seeded_images
+from etcl_deploy.export.forms import compacted, halved
+from etcl_deploy.export.parity import LIMITS, Parity, answers_of, compare, expected_of, seeded_images, session
+from etcl_deploy.export.shrink import Shrunk, shrink
+from etcl_deploy.learn.task import Items, Task
 from etcl_deploy.runtime.operators import OPSET, Graph, as_model, write_linear, write_network
 from etcl_deploy.runtime.subnet import Subnet, materialize
+
+Examples = Callable[[str], Task | None]  # images of a task with known classes, where there are any
+
+MAX_LOSS = 1.0  # points of accuracy that 8 bit may cost
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a file is: its opset, the precision of its weights, and whether it inflates itself when it is loaded."""
+
+    opset: int = OPSET
+    precision: str = "fp32"  # fp16: weights only; int8: weights and what is computed from them
+    compact: bool = False
+
+    def __post_init__(self) -> None:
+        latest = onnx.defs.onnx_opset_version()
+        if not OPSET <= self.opset <= latest:
+            raise ExportError(f"opset {self.opset} is not written; {OPSET} to {latest} are")
+        if self.precision not in LIMITS:
+            raise ExportError(f"precision {self.precision!r} is unknown; known: {', '.join(LIMITS)}")
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """In percent, on so many images with known classes: the bundle's, and the file's."""
+
+    items: int
+    before: float
+    after: float
 
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """What was written, and how it compared."""
+    """What was written, how it compared, and what was left out of every layer."""
 
     file: str
     task: str
     bytes: int
     opset: int
+    precision: str
+    compact: bool
     parity: Parity
+    accuracy: Accuracy | None
+    layers: Sequence[Shrunk]
 
 
-def export_task(bundle: Bundle, task: str, path: str | Path, pixels: Tensor | None = None) -> OnnxReport:
-    """Write `task` to `path` once it answers like the bundle, on `pixels` (prepared images) or seeded ones."""
-    path = Path(path)
+def export_task(
+    bundle: Bundle,
+    task: str,
+    path: str | Path,
+    pixels: Tensor | None = None,
+    form: Form | None = None,
+    examples: Task | None = None,
+    max_loss: float = MAX_LOSS,
+) -> OnnxReport:
+    """Write `task` to `path` once it answers like the bundle, on `pixels` (prepared images) or seeded ones.
+
+    `examples` are images of the task with known classes: 8 bit is calibrated on its training part, and may cost at most
+    `max_loss` points on its test part.
+    """
+    path, form = Path(path), form or Form()
     atomic.check_replaceable(path)
+    known = None if examples is None else _matched(examples, bundle, task)
     subnet = materialize(bundle, task)
-    model = _model(bundle, task, subnet)
+    smaller, layers = shrink(subnet)
+    model = task_model(bundle, task, smaller, form)
+    if form.precision == "int8":
+        if examples is None:
+            raise ExportError("8 bit need images of the task to be calibrated on")
+        from etcl_deploy.export.quantize import quantized  # imports much
+
+        model = quantized(model, examples.train_x.numpy())
+    elif form.precision == "fp16":
+        halved(model)
+    if form.compact:
+        compacted(model)
+    if pixels is None:
+        pixels = seeded_images(bundle.preprocessing) if known is None else known.images
     with atomic.replacing(path) as temporary:
-        temporary.write_bytes(model.SerializeToString(deterministic=True))
-        try:
-            onnx.checker.check_model(str(temporary), full_check=True)
-        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            raise ExportError(f"the graph of task {task!r} is not valid ONNX: {error}") from None
-        images = seeded_images(bundle.preprocessing) if pixels is None else pixels
-        parity = check_parity(subnet, temporary, images)
-    return OnnxReport(str(path), task, path.stat().st_size, OPSET, parity)
+        write_checked(model, temporary, f"task {task!r}")
+        loaded = session(temporary)
+        expected, found = expected_of(subnet, pixels), answers_of(loaded, pixels)
+        accuracy = None
+        if known is not None:
+            if pixels is not known.images:
+                expected_known, found_known = expected_of(subnet, known.images), answers_of(loaded, known.images)
+            else:
+                expected_known, found_known = expected, found
+            accuracy = _accuracy(known, expected_known, found_known)
+            if not accuracy.before - accuracy.after <= max_loss:
+                raise ExportError(
+                    f"{path.name} gets {accuracy.after:.2f} % of {accuracy.items} test images right where the bundle "
+                    f"gets {accuracy.before:.2f} %; it may lose {max_loss:g} points; deleted"
+                )
+            model.metadata_props.add(key="etcl.measured", value=json.dumps(asdict(accuracy)))
+            temporary.write_bytes(model.SerializeToString(deterministic=True))
+        parity = compare(expected, found, LIMITS[form.precision], path.name)
+    return OnnxReport(
+        str(path),
+        task,
+        path.stat().st_size,
+        form.opset,
+        form.precision,
+        form.compact,
+        parity,
+        accuracy,
+        layers,
+    )
 
 
-def _model(bundle: Bundle, task: str, subnet: Subnet) -> onnx.ModelProto:
-    graph = Graph()
+def write_checked(model: onnx.ModelProto, path: Path, what: str) -> None:
+    """Write a model and have ONNX's own checker read it."""
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ExportError(f"the graph of {what} is not valid ONNX: {error}") from None
+
+
+def metadata(bundle: Bundle, form: Form) -> dict[str, str]:
+    """What every file says of where it comes from."""
+    versions = {"etcl_deploy": etcl_deploy.__version__, "onnx": onnx.__version__, "torch": version("torch")}
+    return {
+        "etcl.bundle": bundle.digest,
+        "etcl.preprocessing": json.dumps(bundle.preprocessing.as_json(), sort_keys=True),
+        "etcl.precision": form.precision,
+        "etcl.versions": json.dumps(versions, sort_keys=True),
+    }
+
+
+def task_model(bundle: Bundle, task: str, subnet: Subnet, form: Form | None = None) -> onnx.ModelProto:
+    """The model of a task's network, whole and in single precision."""
+    form, graph = form or Form(), Graph()
     features = write_network(graph, subnet.plan, bundle.preprocessing, subnet.weights)
     logits = write_linear(graph, features, "logits", subnet.head["weight"], subnet.head.get("bias"))
     graph.add("Softmax", [logits], "probabilities", axis=1)
-    classes = len(bundle.task(task).classes)
-    model = as_model(graph, bundle.preprocessing, {"probabilities": classes, "logits": classes})
-    helper.set_model_props(model, _metadata(bundle, task))
+    entry = bundle.task(task)
+    outputs = {"probabilities": len(entry.classes), "logits": len(entry.classes)}
+    model = as_model(graph, bundle.preprocessing, outputs, form.opset)
+    own = {
+        "etcl.task": task,
+        "etcl.classes": json.dumps(entry.classes),
+        "etcl.accuracy": json.dumps(entry.accuracy),
+    }
+    helper.set_model_props(model, own | metadata(bundle, form))
     return model
 
 
-def _metadata(bundle: Bundle, task: str) -> dict[str, str]:
-    entry = bundle.task(task)
-    return {
-        "etcl.task": task,
-        "etcl.classes": json.dumps(entry.classes),
-        "etcl.preprocessing": json.dumps(bundle.preprocessing.as_json(), sort_keys=True),
-        "etcl.bundle": bundle.digest,
-        "etcl.accuracy": json.dumps(entry.accuracy),
-    }
+def _matched(examples: Task, bundle: Bundle, task: str) -> Items:
+    """The test part of examples, with labels as the bundle numbers its classes."""
+    classes = bundle.task(task).classes
+    unknown = [name for name in examples.classes if name not in classes]
+    if unknown:
+        raise ExportError(f"the images for task {task!r} have the class {unknown[0]!r}; it has: {', '.join(classes)}")
+    numbers = torch.tensor([classes.index(name) for name in examples.classes])
+    return Items(examples.test_x, numbers[examples.test_y])
+
+
+def _accuracy(known: Items, before: Tensor, after: Tensor) -> Accuracy:
+    right = [100 * int((logits.argmax(1) == known.labels).sum()) / len(known) for logits in (before, after)]
+    return Accuracy(len(known), *right)

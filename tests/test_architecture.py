@@ -18,6 +18,8 @@ ROWS: list[list[str]] = [
     ["atomic", "config", "operations", "wire"],
     ["client", "settings", "plan", "preprocessing", "bundle.codec"],
     ["learn.masks", "learn.chooser", "learn.metrics", "learn.projection", "learn.augment", "learn.task", "learn.draft"],
+    ["pictures"],
+    ["edge"],
     ["learn.similarity"],
     ["learn.workspace"],
     ["learn.layers", "learn.norms", "learn.backbones"],
@@ -25,7 +27,7 @@ ROWS: list[list[str]] = [
     ["bundle"],
     ["runtime"],
     ["learn", "data", "export", "handlers", "serve"],
-    ["build", "deploy", "doctor", "logs"],
+    ["build", "deploy", "devices", "doctor", "logs", "web"],
     ["origins"],
     ["train"],
     ["demo", "compare"],
@@ -150,7 +152,7 @@ def test_the_command_line_starts_light() -> None:
     ours = {name.removeprefix("etcl_deploy.").split(".")[0] for name in found if name.startswith("etcl_deploy")}
     assert ours == {"commands", "errors", "render"}
     others = {name.split(".")[0] for name in found} - {"etcl_deploy"}
-    light = {"__future__", "collections", "dataclasses", "json", "pathlib", "sys", "typing", "typer", "rich"}
+    light = {"__future__", "collections", "dataclasses", "json", "pathlib", "shlex", "sys", "typing", "typer", "rich"}
     assert others <= light
 
 

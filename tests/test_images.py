@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from etcl_deploy import pictures
 from etcl_deploy.errors import BadImageError, TooLargeError
 from etcl_deploy.preprocessing import Preprocessing
-from etcl_deploy.runtime import images
 from etcl_deploy.runtime.images import prepare
 
 GREY = Preprocessing(8, 8, 1)
@@ -112,7 +112,7 @@ def test_size_is_checked_before_decoding() -> None:
 
 def test_files_without_an_end_are_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that gives bytes for ever is cut off at the limit."""
-    monkeypatch.setattr(images, "MAX_BYTES", 1000)
+    monkeypatch.setattr(pictures, "MAX_BYTES", 1000)
     with pytest.raises(TooLargeError, match="more than the 1000 bytes"):
         prepare("/dev/zero", GREY)
 

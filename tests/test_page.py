@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -10,26 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browsing import needs_browser, started_browser
 
 from etcl_deploy.compare import compare
 from etcl_deploy.config import Config
 from etcl_deploy.report.write import write_report
 from etcl_deploy.train import train
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt install chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
+pytestmark = needs_browser
 SMALL = {"backbone": "fcn3", "width": 8, "size": 8, "channels": 1, "epochs": 1, "batch_size": 8, "similar": "all"}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
+    with started_browser() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

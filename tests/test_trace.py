@@ -19,7 +19,8 @@ from etcl_deploy.config import Config, Transfer
 from etcl_deploy.errors import NetworkError
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_bundle import bundle_of
-from etcl_deploy.export.to_onnx import export_task
+from etcl_deploy.export.to_multitask import export_multitask
+from etcl_deploy.export.to_onnx import Form, export_task
 from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.trainer import predict
@@ -200,6 +201,9 @@ def check_everywhere(network: MaskedNetwork, directory: Path, size: int = 16) ->
         exported, _ = session(directory / "t.onnx").run(None, {"image": task.train_x.numpy()})
         np.testing.assert_allclose(exported, scores, atol=1e-5)
         assert (exported.argmax(1) == expected.argmax(1).numpy()).all()
+        export_task(bundle, task.name, directory / "t.onnx", task.train_x, Form(compact=True))
+    whole = export_multitask(bundle, directory / "all.onnx")
+    assert whole.parity.same_class == whole.parity.items == 16
 
 
 def test_weights_are_the_modules_and_heads_are_not() -> None:

@@ -1,14 +1,16 @@
-"""From a bundle to answers, and to files other programs use: an archive, ONNX."""
+"""From a bundle to answers, and to files other programs use: an archive, ONNX, a page."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from etcl_deploy.commands.console import BundleFile, Json, Store, show
+from etcl_deploy.commands.console import BundleFile, Json, Store, err, show
+from etcl_deploy.render import plain
 
 
 def predict(
@@ -45,19 +47,73 @@ def archive(
 
 def onnx(
     path: BundleFile,
-    task: Annotated[str, typer.Option(help="The task to export.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, f.onnx.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, f.onnx; with --all a directory.")],
+    task: Annotated[str | None, typer.Option(help="The task to export.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every task, a file each.")] = False,
+    multitask: Annotated[bool, typer.Option("--multitask", help="All tasks in one file, chosen by `task_id`.")] = False,
+    compact: Annotated[bool, typer.Option("--compact", help="A file that inflates itself when it is loaded.")] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", help="Weights in half precision.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Compute in 8 bit; needs --calibration.")] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Images, DIR/<task>/<class>/*.png: to calibrate and compare on.")
+    ] = None,
+    max_loss: Annotated[float, typer.Option(min=0, help="Points of accuracy --int8 may cost.")] = 1.0,
+    opset: Annotated[int, typer.Option(help="Of ONNX; 17 or later.")] = 17,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """One task as a stand-alone ONNX file, compared with the bundle before it is kept."""
+    """Tasks as stand-alone ONNX files, each compared with the bundle before it is kept."""
     from etcl_deploy.bundle.bundle import load_bundle
-    from etcl_deploy.export.to_onnx import export_task
-    from etcl_deploy.render import size
+    from etcl_deploy.devices import check_free, examples_in, export_all, file_names
+    from etcl_deploy.export.to_multitask import export_multitask
+    from etcl_deploy.export.to_onnx import Form
+    from etcl_deploy.render import onnx_line, onnx_report
 
-    report = export_task(load_bundle(path), task, output)
+    if (task is not None) + every + multitask != 1:
+        raise typer.BadParameter("one of --task NAME, --all and --multitask says what to export")
+    if fp16 and int8:
+        raise typer.BadParameter("--fp16 or --int8, not both")
+    if int8 and calibration is None:
+        raise typer.BadParameter("--int8 needs --calibration DIR, images to measure ranges and accuracy on")
+    if multitask and (int8 or compact):
+        raise typer.BadParameter("--multitask does not go with --int8 and --compact: its masks are packed anyway")
+    form = Form(opset, "int8" if int8 else "fp16" if fp16 else "fp32", compact)
+    bundle = load_bundle(path)
+    wanted = list(bundle.tasks) if task is None else [bundle.task(task).name]
+    names = {task: output / name for task, name in file_names(wanted).items()} if every else {wanted[0]: output}
+    check_free(names.values(), path, force=force)
+    examples = examples_in(calibration, bundle, wanted) if calibration else lambda task: None
+    if multitask:
+        whole = asdict(export_multitask(bundle, output, form, examples))
+        show(whole, as_json=as_json, picture=onnx_line(whole))
+        return
+    with err.status("") as status:
+        reports = export_all(
+            *(bundle, names, form, examples, max_loss),
+            heard=lambda report: status.update(plain(f"{report.file} is written")),
+        )
+    found = [asdict(report) for report in reports]
+    show(found if every else found[0], as_json=as_json, picture=onnx_report(found) if every else onnx_line(found[0]))
+
+
+def web(
+    path: BundleFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
+    title: Annotated[str | None, typer.Option(help="Of the page; else the bundle's name.")] = None,
+    runtime: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="onnxruntime-web's archive, where npm cannot fetch it.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+    as_json: Json = False,
+) -> None:
+    """A static page that runs the tasks in a browser, offline."""
+    from etcl_deploy.bundle.bundle import load_bundle
+    from etcl_deploy.render import size
+    from etcl_deploy.web.site import write_site
+
+    report = write_site(load_bundle(path), output, title or path.stem, runtime, force=force)
     line = (
-        f"{report.file} ({size(report.bytes)}, opset {report.opset}): same class for "
-        f"{report.parity.same_class} of {report.parity.items} images, "
-        f"largest relative difference {report.parity.max_rel_diff:.0e}"
+        f"{report.directory} ({size(report.bytes)}, {len(report.tasks)} tasks, {report.runtime}): "
+        f"any static server will do, python -m http.server --bind 127.0.0.1 --directory {shlex.quote(report.directory)}"
     )
     show(asdict(report), as_json=as_json, picture=line)

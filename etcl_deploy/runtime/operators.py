@@ -50,7 +50,9 @@ def write_network(graph: Graph, plan: Plan, preprocessing: Preprocessing, weight
     return names[plan.steps[-1].name]
 
 
-def as_model(graph: Graph, preprocessing: Preprocessing, outputs: Mapping[str, int]) -> onnx.ModelProto:
+def as_model(
+    graph: Graph, preprocessing: Preprocessing, outputs: Mapping[str, int | str], opset: int = OPSET
+) -> onnx.ModelProto:
     """The model of a graph that takes uint8 `image` and gives rows of so many numbers under these names."""
     image: list[str | int | None] = ["batch", *preprocessing.shape]
     described = helper.make_graph(
@@ -60,12 +62,9 @@ def as_model(graph: Graph, preprocessing: Preprocessing, outputs: Mapping[str, i
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", count]) for name, count in outputs.items()],
         graph.initializers,
     )
-    return helper.make_model(
-        described,
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
-        producer_name="etcl-deploy",
-    )
+    opsets = [helper.make_opsetid("", opset)]
+    written = max(IR_VERSION, helper.find_min_ir_version_for(opsets))
+    return helper.make_model(described, opset_imports=opsets, ir_version=written, producer_name="etcl-deploy")
 
 
 def _normalize(graph: Graph, preprocessing: Preprocessing) -> str:

@@ -14,6 +14,7 @@ from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.bundle.layout import split
 from etcl_deploy.operations import NORMS, normalize, weigh
 from etcl_deploy.plan import Plan, Step
+from etcl_deploy.preprocessing import Preprocessing
 
 LAYERS = ("conv2d", "linear")  # the steps that others can be folded into
 
@@ -78,9 +79,11 @@ class Subnet(nn.Module):
     has one or something was folded in, `<step>.bias`.
     """
 
-    def __init__(self, bundle: Bundle, plan: Plan, weights: dict[str, Tensor], head: dict[str, Tensor]) -> None:
+    def __init__(
+        self, preprocessing: Preprocessing, plan: Plan, weights: dict[str, Tensor], head: dict[str, Tensor]
+    ) -> None:
         super().__init__()
-        self.preprocessing = bundle.preprocessing
+        self.preprocessing = preprocessing
         self.plan = plan
         self.weights = weights
         self.head = head
@@ -116,7 +119,7 @@ def materialize(bundle: Bundle, name: str, device: torch.device | str = "cpu") -
         weights[f"{layer}.weight"] = weight if scale is None else weight * along_rows(scale, weight)
     head = task.head_values()
     placed, placed_head = ({key: t.to(device) for key, t in tensors.items()} for tensors in (weights, head))
-    return Subnet(bundle, folding.plan, placed, placed_head)
+    return Subnet(bundle.preprocessing, folding.plan, placed, placed_head)
 
 
 def select(weights: Tensor, mask: Tensor) -> Tensor:

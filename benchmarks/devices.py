@@ -1,0 +1,177 @@
+"""D1 to D4: what files for devices are like, for four backbones and a network of a user's own, at four densities.
+
+    python benchmarks/devices.py --work DIR
+
+Every network learns the five tasks of the recipe `digits` for a few epochs, at 32 x 32 pixels. D1: every task's file
+over its whole test set, beside the learned network. D2: latency beside a dense network of the same shape, exported the
+same way. D3: 8 bit beside fp32, and the accuracy it costs. D4: bytes beside the dense file, compact, with fp32 values
+and with 8 bit. One thread, one image at a time, files taking turns. Last, all tasks of a bundle of a hundred, beside
+one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import onnxruntime
+import torch
+from record import write_result
+from served import show, write_made
+from torch import nn
+
+from etcl_deploy.bundle.bundle import Bundle, load_bundle
+from etcl_deploy.deploy import bundle_run
+from etcl_deploy.devices import export_all, file_names
+from etcl_deploy.export.parity import LIMITS, answers_of, compare, session
+from etcl_deploy.export.to_onnx import Form, export_task, task_model, write_checked
+from etcl_deploy.learn.trainer import predict
+from etcl_deploy.origins import find_tasks
+from etcl_deploy.runtime.subnet import Subnet, materialize
+from etcl_deploy.settings import load_recipe
+from etcl_deploy.train import train
+
+DENSITIES = (0.1, 0.2, 0.4, 0.5)
+BACKBONES = {"resnet18": 20, "alexnet": 32, "lenet5": 20, "fcn3": 300, "devices:vgg": 16}
+EPOCHS, ROUNDS, TIMES = 10, 9, 40
+FORMS = {
+    "fp32": Form(),
+    "int8": Form(precision="int8"),
+    "compact": Form(compact=True),
+    "compact int8": Form(precision="int8", compact=True),
+}
+
+
+def vgg(width: int) -> nn.Module:
+    """A network somebody else might have written."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(2 * width, 4 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(64 * width, 128), nn.ReLU(), nn.Linear(128, 10)),
+    )
+
+
+def dense_file(bundle: Bundle, task: str, path: Path) -> Path:
+    """A network of the same shape without a single zero, exported the same way."""
+    subnet = materialize(bundle, task)
+    chance = torch.Generator().manual_seed(0)
+    filled = {
+        name: torch.where(tensor == 0, torch.randn(tensor.shape, generator=chance) / 100, tensor)
+        for name, tensor in subnet.weights.items()
+    }
+    write_checked(
+        task_model(bundle, task, Subnet(subnet.preprocessing, subnet.plan, filled, subnet.head)), path, "dense"
+    )
+    return path
+
+
+def latencies(paths: dict[str, Path], pixels: torch.Tensor) -> dict[str, list[float]]:
+    """Milliseconds for one image in every round; files take turns."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    sessions = {
+        name: onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"]) for name, path in paths.items()
+    }
+    image = {"image": pixels[:1].numpy()}
+    found: dict[str, list[float]] = {name: [] for name in sessions}
+    for _ in range(ROUNDS):
+        for name, loaded in sessions.items():
+            times = []
+            for _ in range(TIMES):
+                began = time.perf_counter()
+                loaded.run(None, image)
+                times.append(1000 * (time.perf_counter() - began))
+            found[name].append(median(times))
+    return found
+
+
+def ratio(times: dict[str, list[float]], one: str, other: str) -> float:
+    return median(a / b for a, b in zip(times[one], times[other], strict=True))
+
+
+def row_of(backbone: str, density: float, work: Path) -> dict[str, Any]:
+    """All figures of one network at one density."""
+    values = {"backbone": backbone, "width": BACKBONES[backbone], "density": density, "epochs": EPOCHS, "size": 32}
+    config = load_recipe("digits").with_values(values)
+    tasks = find_tasks(config, None).tasks
+    work = work / f"{backbone.partition(':')[0]} {density}"
+    shutil.rmtree(work, ignore_errors=True)
+    run = train(config, None, work / "run", "cpu", lambda event: None)
+    bundle_run(run, config, work / "x.etcl")
+    bundle = load_bundle(work / "x.etcl")
+    parities, lost, sizes = [], [], {name: [] for name in FORMS}
+    channels = [0, 0]
+    paths = {"dense": dense_file(bundle, tasks[0].name, work / "dense.onnx")}
+    dense = paths["dense"].stat().st_size
+    for task in tasks:
+        for name, form in FORMS.items():
+            path = work / f"{name}.onnx"
+            report = export_task(bundle, task.name, path, task.test_x, form, task, max_loss=100)
+            sizes[name].append(report.bytes / dense)
+            if name == "fp32":
+                expected = predict(run.network, task.name, task.test_x)
+                parities.append(compare(expected, answers_of(session(path), task.test_x), LIMITS["fp32"], path.name))
+                channels[0] += sum(layer.kept_outputs for layer in report.layers)
+                channels[1] += sum(layer.outputs for layer in report.layers)
+            if name == "int8" and report.accuracy:
+                lost.append(report.accuracy.before - report.accuracy.after)
+            if task is tasks[0]:
+                paths[name] = path.rename(work / f"timed {name}.onnx")
+    times = latencies(paths, tasks[0].test_x)
+    return {
+        "accuracy": run.summary(config)["acc"],
+        "D1": {
+            "items": sum(found.items for found in parities),
+            "same_class": sum(found.same_class for found in parities),
+            "max_rel_diff": max(found.max_rel_diff for found in parities),
+        },
+        "D2": ratio(times, "fp32", "dense"),
+        "D3": {"latency": ratio(times, "int8", "fp32"), "points_lost": mean(lost), "most_lost": max(lost)},
+        "D4": {name: mean(sizes[name]) for name in ("compact", "compact int8")},
+        "channels_kept": channels[0] / channels[1],
+        "dense_bytes": dense,
+        "ms": {name: median(values) for name, values in times.items()},
+    }
+
+
+def hundred(work: Path, say: Callable[[str], None]) -> dict[str, float]:
+    """Seconds for one task of a bundle of a hundred, and for all."""
+    bundle = load_bundle(write_made(work / "hundred.etcl", 100))
+    ones = []
+    for _ in range(3):
+        began = time.perf_counter()
+        export_task(bundle, "task-0", work / "one.onnx")
+        ones.append(time.perf_counter() - began)
+    one = median(ones)
+    began = time.perf_counter()
+    export_all(bundle, {task: work / "hundred" / name for task, name in file_names(bundle.tasks).items()}, Form())
+    every = time.perf_counter() - began
+    found = {"one": one, "all": every, "allowed": 3 * one + 0.2 * 100}
+    say(show(**{name: round(value, 2) for name, value in found.items()}))
+    return found
+
+
+def main(say: Callable[[str], None]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    work: Path = parser.parse_args().work
+    work.mkdir(parents=True, exist_ok=True)
+    result: dict[str, Any] = {"hundred_tasks_seconds": hundred(work, say), "networks": {}}
+    for backbone in BACKBONES:
+        for density in DENSITIES:
+            row = row_of(backbone, density, work)
+            result["networks"][f"{backbone} {density}"] = row
+            say(f"{backbone} {density}: {show(**{key: row[key] for key in ('accuracy', 'D1', 'D2', 'D3', 'D4')})}")
+    settings = {"densities": DENSITIES, "widths": BACKBONES, "epochs": EPOCHS, "rounds": ROUNDS, "times": TIMES}
+    write_result("devices", ["D1", "D2", "D3", "D4"], result, settings)
+
+
+if __name__ == "__main__":
+    main(partial(print, flush=True))

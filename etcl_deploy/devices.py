@@ -1,0 +1,80 @@
+"""From a bundle to files for devices: which files, under which names, compared on which images."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from etcl_deploy import atomic
+from etcl_deploy.bundle.bundle import Bundle
+from etcl_deploy.data.own import read_own
+from etcl_deploy.errors import EtclError, ExportError
+from etcl_deploy.export.to_onnx import MAX_LOSS, Examples, Form, OnnxReport, export_task
+
+TEST_SHARE = 0.5  # of images that are not split: one half to calibrate on, one to measure by
+LONGEST = 200  # bytes of a file name, without its ending
+RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # not a file's name on Windows
+
+
+def check_free(paths: Iterable[Path], bundle: Path, *, force: bool) -> None:
+    """Refuse to write over what is there, unless asked to; over the bundle in any case."""
+    listed = list(paths)
+    for path in listed:
+        if path.parent.exists() and not path.parent.is_dir():
+            raise ExportError(f"{path.parent} is a file; --all writes to a directory")
+        atomic.check_replaceable(path)
+        if path.resolve() == bundle.resolve():
+            raise ExportError(f"{path} is the bundle itself; name another file")
+    taken = [path for path in listed if path.exists()]
+    if taken and not force:
+        more = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
+        raise ExportError(f"{taken[0]}{more} is there already; --force replaces it")
+
+
+def examples_in(folder: Path, bundle: Bundle, tasks: Iterable[str]) -> Examples:
+    """Images with known classes for tasks, from a folder as `etcl train --data` takes it; read when asked for."""
+    found = {source.name: source for source in read_own(folder, TEST_SHARE, 0, None).tasks}
+    missing = [task for task in tasks if task not in found]
+    if missing:
+        expected = f"{folder}/{missing[0]}/<class>/*.png"
+        raise ExportError(f"{folder} has no images for task {missing[0]!r}; expected {expected}")
+    return lambda task: found[task].prepared(bundle.preprocessing)
+
+
+def file_names(tasks: Iterable[str]) -> dict[str, str]:
+    """A name for the file of every task that any file system takes, no two of them the same to any."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for task in tasks:
+        readable = re.sub(r"[^\w.-]+", "_", unicodedata.normalize("NFC", task)).strip("._")
+        kept = readable.encode()[:LONGEST].decode(errors="ignore") or "task"
+        stem = f"_{kept}" if RESERVED.fullmatch(kept) else kept
+        name, number = stem, 1
+        while name.casefold() in taken:
+            number += 1
+            name = f"{stem}-{number}"
+        taken.add(name.casefold())
+        names[task] = f"{name}.onnx"
+    return names
+
+
+def export_all(
+    bundle: Bundle,
+    paths: Mapping[str, Path],
+    form: Form,
+    examples: Examples = lambda task: None,
+    max_loss: float = MAX_LOSS,
+    heard: Callable[[OnnxReport], None] = lambda report: None,
+) -> list[OnnxReport]:
+    """Every task as a file of its own; `heard` is told of each. What is written stays when a later one fails."""
+    reports: list[OnnxReport] = []
+    for task, path in paths.items():
+        try:
+            reports.append(export_task(bundle, task, path, None, form, examples(task), max_loss))
+        except EtclError as error:
+            done = f"; {len(reports)} of {len(paths)} files were written before it" if reports else ""
+            raise ExportError(f"task {task!r}: {error}{done}") from None
+        heard(reports[-1])
+    return reports
