@@ -6,13 +6,15 @@ Every network learns the five tasks of the recipe `digits` for a few epochs, at 
 over its whole test set, beside the learned network. D2: latency beside a dense network of the same shape, exported the
 same way. D3: 8 bit beside fp32, and the accuracy it costs. D4: bytes beside the dense file, compact, with fp32 values
 and with 8 bit. One thread, one image at a time, files taking turns. Last, all tasks of a bundle of a hundred, beside
-one of them.
+one of them; and what the runtime of a device takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -37,9 +39,10 @@ from etcl_deploy.runtime.subnet import Subnet, materialize
 from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import train
 
+ROOT = Path(__file__).parent.parent
 DENSITIES = (0.1, 0.2, 0.4, 0.5)
 BACKBONES = {"resnet18": 20, "alexnet": 32, "lenet5": 20, "fcn3": 300, "devices:vgg": 16}
-EPOCHS, ROUNDS, TIMES = 10, 9, 40
+EPOCHS, ROUNDS, TIMES = 5, 9, 40
 FORMS = {
     "fp32": Form(),
     "int8": Form(precision="int8"),
@@ -113,7 +116,7 @@ def row_of(backbone: str, density: float, work: Path) -> dict[str, Any]:
     for task in tasks:
         for name, form in FORMS.items():
             path = work / f"{name}.onnx"
-            report = export_task(bundle, task.name, path, task.test_x, form, task, max_loss=100)
+            report = export_task(bundle, task.name, path, None, form, task, max_loss=100)
             sizes[name].append(report.bytes / dense)
             if name == "fp32":
                 expected = predict(run.network, task.name, task.test_x)
@@ -158,12 +161,41 @@ def hundred(work: Path, say: Callable[[str], None]) -> dict[str, float]:
     return found
 
 
+IMPORTS = """
+import time
+began = time.perf_counter()
+import numpy, onnxruntime
+between = time.perf_counter()
+import etcl_deploy.edge
+print(between - began, time.perf_counter() - between)
+"""
+
+
+def edge_budget(work: Path, say: Callable[[str], None]) -> dict[str, float]:
+    """Bytes of this package's wheel; seconds to import what a device needs, and of these our own."""
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", work, ROOT]
+    subprocess.run(command, check=True)
+    (wheel,) = work.glob("*.whl")
+    runs = [
+        [float(word) for word in subprocess.check_output([sys.executable, "-c", IMPORTS], text=True).split()]
+        for _ in range(ROUNDS)
+    ]
+    others, own = (median(column) for column in zip(*runs, strict=True))
+    found = {"wheel_bytes": wheel.stat().st_size, "import_numpy_onnxruntime": others, "import_edge": own}
+    say(show(**found))
+    return found
+
+
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     work: Path = parser.parse_args().work
     work.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {"hundred_tasks_seconds": hundred(work, say), "networks": {}}
+    result: dict[str, Any] = {
+        "edge": edge_budget(work, say),
+        "hundred_tasks_seconds": hundred(work, say),
+        "networks": {},
+    }
     for backbone in BACKBONES:
         for density in DENSITIES:
             row = row_of(backbone, density, work)

@@ -85,15 +85,36 @@ def export_task(
 ) -> OnnxReport:
     """Write `task` to `path` once it answers like the bundle, on `pixels` (prepared images) or seeded ones.
 
-    `examples` are images of the task with known classes: 8 bit is calibrated on its training part, and may cost at most
-    `max_loss` points on its test part.
+    `examples` are images of the task with known classes: 8 bit is calibrated on its training part, and what is compared
+    is its test part, of which a file may get `max_loss` points less right than the bundle.
     """
     path, form = Path(path), form or Form()
     atomic.check_replaceable(path)
     known = None if examples is None else _matched(examples, bundle, task)
     subnet = materialize(bundle, task)
     smaller, layers = shrink(subnet)
-    model = task_model(bundle, task, smaller, form)
+    model = _formed(task_model(bundle, task, smaller, form), form, examples)
+    images = known.images if known else seeded_images(bundle.preprocessing) if pixels is None else pixels
+    accuracy = None
+    with atomic.replacing(path) as temporary:
+        write_checked(model, temporary, f"task {task!r}")
+        expected, found = expected_of(subnet, images), answers_of(session(temporary), images)
+        if known:
+            accuracy = _accuracy(known, expected, found)
+            if not accuracy.before - accuracy.after <= max_loss:
+                raise ExportError(
+                    f"{path.name} gets {accuracy.after:.2f} % of {accuracy.items} test images right where the bundle "
+                    f"gets {accuracy.before:.2f} %; it may lose {max_loss:g} points; deleted"
+                )
+            model.metadata_props.add(key="etcl.measured", value=json.dumps(asdict(accuracy)))
+            temporary.write_bytes(model.SerializeToString(deterministic=True))
+        parity = compare(expected, found, LIMITS[form.precision], path.name)
+    size = path.stat().st_size
+    return OnnxReport(str(path), task, size, form.opset, form.precision, form.compact, parity, accuracy, layers)
+
+
+def _formed(model: onnx.ModelProto, form: Form, examples: Task | None) -> onnx.ModelProto:
+    """A model in the precision and size that is wanted."""
     if form.precision == "int8":
         if examples is None:
             raise ExportError("8 bit need images of the task to be calibrated on")
@@ -104,38 +125,7 @@ def export_task(
         halved(model)
     if form.compact:
         compacted(model)
-    if pixels is None:
-        pixels = seeded_images(bundle.preprocessing) if known is None else known.images
-    with atomic.replacing(path) as temporary:
-        write_checked(model, temporary, f"task {task!r}")
-        loaded = session(temporary)
-        expected, found = expected_of(subnet, pixels), answers_of(loaded, pixels)
-        accuracy = None
-        if known is not None:
-            if pixels is not known.images:
-                expected_known, found_known = expected_of(subnet, known.images), answers_of(loaded, known.images)
-            else:
-                expected_known, found_known = expected, found
-            accuracy = _accuracy(known, expected_known, found_known)
-            if not accuracy.before - accuracy.after <= max_loss:
-                raise ExportError(
-                    f"{path.name} gets {accuracy.after:.2f} % of {accuracy.items} test images right where the bundle "
-                    f"gets {accuracy.before:.2f} %; it may lose {max_loss:g} points; deleted"
-                )
-            model.metadata_props.add(key="etcl.measured", value=json.dumps(asdict(accuracy)))
-            temporary.write_bytes(model.SerializeToString(deterministic=True))
-        parity = compare(expected, found, LIMITS[form.precision], path.name)
-    return OnnxReport(
-        str(path),
-        task,
-        path.stat().st_size,
-        form.opset,
-        form.precision,
-        form.compact,
-        parity,
-        accuracy,
-        layers,
-    )
+    return model
 
 
 def write_checked(model: onnx.ModelProto, path: Path, what: str) -> None:
@@ -182,6 +172,8 @@ def _matched(examples: Task, bundle: Bundle, task: str) -> Items:
     unknown = [name for name in examples.classes if name not in classes]
     if unknown:
         raise ExportError(f"the images for task {task!r} have the class {unknown[0]!r}; it has: {', '.join(classes)}")
+    if not len(examples.test_x):
+        raise ExportError(f"there is no test image for task {task!r} to compare on")
     numbers = torch.tensor([classes.index(name) for name in examples.classes])
     return Items(examples.test_x, numbers[examples.test_y])
 

@@ -119,6 +119,10 @@ def test_8_bit_need_images_of_the_task(learned: Learned, tmp_path: Path) -> None
         export_task(learned.bundle, "parity", tmp_path / "t.onnx", form=form)
     with pytest.raises(ExportError, match="have the class '0'; it has: even, odd"):
         export_task(learned.bundle, "parity", tmp_path / "t.onnx", form=form, examples=learned.tasks[0])
+    task = learned.tasks[4]
+    none = to_onnx.Task("parity", task.classes, task.train_x, task.train_y, task.test_x[:0], task.test_y[:0])
+    with pytest.raises(ExportError, match="no test image for task 'parity'"):
+        export_task(learned.bundle, "parity", tmp_path / "t.onnx", form=form, examples=none)
     with pytest.raises(ExportError, match="no image to measure"):
         quantize.quantized(onnx.ModelProto(), np.empty((0, 1), np.uint8))
 

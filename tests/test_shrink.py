@@ -140,6 +140,38 @@ def test_pools_concatenations_and_groups() -> None:
     assert [row.kept_outputs for row in report] == [4, 4], "channels of a grouped convolution stay"
 
 
+def test_a_tensor_that_is_read_twice_and_steps_that_add_or_scale() -> None:
+    """Summed with itself, beside itself, through a bias and a norm of its own; no head bias before, one after."""
+    weights = {
+        "a.weight": random(4, 1, 3, 3),
+        "b.weight": torch.tensor([0.0, 1.0, 2.0, 0.5]),
+        "n.weight": random(4),
+        "n.bias": random(4),
+        "c.weight": random(3, 8, 1, 1),
+    }
+    weights["a.weight"][1] = 0
+    weights["c.weight"][:, 2] = weights["c.weight"][:, 6] = 0
+    steps = [
+        conv("a", "image", 1, 4),
+        Step("b", "bias", ("a",), {"features": 4}),
+        Step("n", "norm", ("b",), {"features": 4, "eps": 1e-5}),
+        Step("s", "add", ("n", "n"), {}),
+        Step("k", "concat", ("s", "s"), {}),
+        conv("c", "k", 8, 3, padding=0),
+        Step("f", "flatten", ("c",), {}),
+    ]
+    plan = Plan((1, 6, 6), tuple(steps), False)
+    before = Subnet(Preprocessing(6, 6, 1), plan, weights, {"weight": random(3, 108)})
+    after, report = shrink(before)
+    same(before, after)
+    assert [(row.kept_inputs, row.kept_outputs) for row in report] == [(1, 2), (4, 3)]
+    weights["c.weight"][1], weights["a.weight"][:] = 0, 0
+    before = Subnet(Preprocessing(6, 6, 1), plan, weights, {"weight": random(3, 108)})
+    after, _ = shrink(before)
+    same(before, after)
+    assert "bias" in after.head, "features that never change went into it"
+
+
 def test_a_network_of_which_nothing_is_left_still_answers() -> None:
     """Every weight masked: the same answer for every image, from one channel a layer."""
     weights = {"a.weight": torch.zeros(4, 1, 3, 3), "a.bias": random(4), "b.weight": torch.zeros(5, 144)}
