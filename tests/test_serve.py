@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -152,36 +153,34 @@ BAD_REQUESTS: list[list[tuple[bytes, dict[str, str], int, str]]] = [
 def test_bad_requests_inside_a_shared_batch_harm_nobody(
     learned: Learned, server: Server, bad: list[tuple[bytes, dict[str, str], int, str]]
 ) -> None:
-    """Eight requests in one batch, four of them bad: each bad one gets its own 4xx, the others are right."""
+    """Eight requests in one batch, four of them bad: each bad one gets its own 4xx, the others are right.
+
+    Whether eight requests arrive within one delay is up to a busy machine, so they are sent until they do.
+    """
     good = [(task.name, task.test_x[3]) for task in learned.tasks[:4]]
     predictor = Predictor(learned.bundle)
     expected = [predictor.predict([image], [name])[0] for name, image in good]
     requests = [(png(image), {"X_ETCL_Task": name, "Content_Type": PNG}) for name, image in good]
     requests += [(body, headers) for body, headers, _, _ in bad]
-    before = describe(server)["batches"]["count"]
-    answers: list[tuple[int, Any]] = [(0, None)] * BATCH
     gate = threading.Barrier(BATCH)
 
-    def send(position: int) -> None:
-        body, headers = requests[position]
+    def send(request: tuple[bytes, dict[str, str]]) -> tuple[int, Any]:
         gate.wait()
-        answers[position] = ask(server, body, **headers)
+        return ask(server, request[0], **request[1])
 
-    threads = [threading.Thread(target=send, args=(position,)) for position in range(BATCH)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    after = describe(server)["batches"]
-    assert after["largest"] == BATCH, "the eight requests shared a batch"
-    assert after["count"] == before + 2, "one batch for them, one for asking"
-
-    for (status, answer), wanted in zip(answers[:4], expected, strict=True):
-        assert status == 200
-        expect(answer, wanted)
-    found = [(status, answer["error"]["code"]) for status, answer in answers[4:]]
-    assert found == [(status, code) for _, _, status, code in bad]
-    assert all(len(answer["error"]["message"]) < 1000 for _, answer in answers[4:])
+    for _ in range(20):
+        before = describe(server)["batches"]["count"]
+        with ThreadPoolExecutor(BATCH) as threads:
+            answers = list(threads.map(send, requests))
+        for (status, answer), wanted in zip(answers[:4], expected, strict=True):
+            assert status == 200
+            expect(answer, wanted)
+        found = [(status, answer["error"]["code"]) for status, answer in answers[4:]]
+        assert found == [(status, code) for _, _, status, code in bad]
+        assert all(len(answer["error"]["message"]) < 1000 for _, answer in answers[4:])
+        if describe(server)["batches"]["count"] == before + 2:  # one batch for them, one for asking
+            return
+    pytest.fail("the eight requests never shared a batch")
 
 
 def test_as_many_items_as_are_allowed_fit_an_answer(server: Server) -> None:
