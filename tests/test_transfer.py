@@ -183,7 +183,7 @@ def test_alignment_follows_its_equations() -> None:
     own, theirs = (score_gradient(network, s, images, labels) for s in (None, state))
     assert not torch.allclose(own, theirs)
     scores = network.masked_layers["fc1"].scores
-    align(network, [Items(images[:20], labels[:20]), Items(images[20:], labels[20:])], state)
+    align(network, Items(images, labels), 20, state)
     assert scores.grad is not None
     torch.testing.assert_close(scores.grad, own + theirs, rtol=1e-4, atol=1e-6)
     network.backward(F.cross_entropy(network(images), labels))
