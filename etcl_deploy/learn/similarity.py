@@ -98,9 +98,9 @@ def transport(a: Signature, b: Signature) -> float:
 
 
 def apart(a: Signature, b: Signature) -> float:
-    """One minus how much two sets of weighted directions overlap: 0 where both are the same single direction."""
-    cosines = (a.points @ b.points.T).square()
-    return 1 - float(a.weights @ cosines @ b.weights)
+    """One minus the cosine of the angle between the covariances that two sets of weighted directions stand for."""
+    overlap = a.weights @ (a.points @ b.points.T).square() @ b.weights
+    return 1 - float(overlap / (a.weights.norm() * b.weights.norm()))
 
 
 def along_the_line(a: Signature, b: Signature) -> float:
