@@ -1,4 +1,4 @@
-"""The demo, whole and interrupted. test_readme.py runs the one in the README."""
+"""The demo, interrupted. test_readme.py runs it whole."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from pathlib import Path
 from etcl_deploy import demo
 from etcl_deploy.settings import load_recipe
 demo.load_recipe = lambda name: load_recipe(name).with_values({"width": 4, "epochs": 1})
-result = demo.run_demo(Path(sys.argv[1]), lambda event: None, lambda what: print(what, flush=True))
-assert all(task.agree for task in result.tasks), result
-assert result.largest_batch > 1, result
+demo.run_demo(Path(sys.argv[1]), lambda event: None, lambda what: print(what, flush=True))
 """
 
 
@@ -38,14 +36,6 @@ def running(workdir: Path) -> set[psutil.Process]:
 
 def alive(processes: set[psutil.Process]) -> list[psutil.Process]:
     return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
-@pytest.mark.torchserve
-def test_four_ways_agree_and_nothing_is_left_running(tmp_path: Path) -> None:
-    """Also when accuracy is poor, all ways to ask give the same class for every item."""
-    done = subprocess.run([sys.executable, "-c", SMALL_DEMO, tmp_path], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert not running(tmp_path)
 
 
 @pytest.mark.torchserve

@@ -80,7 +80,9 @@ def test_every_command_of_the_readme_runs(workplace: Path, environment: dict[str
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         outputs[command] = done.stdout
-    assert "180/180 same" in outputs["sh run demo"]
+    assert outputs["sh run demo"].count("180/180 same") == 5 * 3
+    largest = re.search(r"largest mixed batch\s+(\d+)", outputs["sh run demo"])
+    assert largest and int(largest[1]) > 1, "tasks shared a batch"
     for code in re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE):
         done = subprocess.run([sys.executable, "-c", code], cwd=workplace, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
