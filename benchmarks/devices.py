@@ -1,6 +1,6 @@
 """D1 to D4: what files for devices are like, for four backbones and a network of a user's own, at four densities.
 
-    python benchmarks/devices.py --work DIR
+    python benchmarks/devices.py --work DIR         what DIR holds of an earlier time is not learned again
 
 Every network learns the five tasks of the recipe `digits` for a few epochs, at 32 x 32 pixels. D1: every task's file
 over its whole test set, beside the learned network. D2: latency beside a dense network of the same shape, exported the
@@ -33,6 +33,7 @@ from etcl_deploy.deploy import bundle_run
 from etcl_deploy.devices import export_all, file_names
 from etcl_deploy.export.parity import LIMITS, answers_of, compare, session
 from etcl_deploy.export.to_onnx import Form, export_task, task_model, write_checked
+from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.trainer import predict
 from etcl_deploy.origins import find_tasks
 from etcl_deploy.runtime.subnet import Subnet, materialize
@@ -106,9 +107,10 @@ def row_of(backbone: str, density: float, work: Path) -> dict[str, Any]:
     config = load_recipe("digits").with_values(values)
     tasks = find_tasks(config, None).tasks
     work = work / f"{backbone.partition(':')[0]} {density}"
-    shutil.rmtree(work, ignore_errors=True)
-    run = train(config, None, work / "run", "cpu", lambda event: None)
-    bundle_run(run, config, work / "x.etcl")
+    if not (work / "x.etcl").exists():
+        shutil.rmtree(work, ignore_errors=True)
+        bundle_run(train(config, None, work / "run", "cpu", lambda event: None), config, work / "x.etcl")
+    run = load(work / "run").run
     bundle = load_bundle(work / "x.etcl")
     parities, lost, sizes = [], [], {name: [] for name in FORMS}
     channels = [0, 0]
