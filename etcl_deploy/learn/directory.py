@@ -47,6 +47,8 @@ from etcl_deploy.settings import config_from, missing_from
 FORMAT = 3
 RECORD = "run.json"
 CPU = torch.device("cpu")
+# Settings that are younger than the format, with what was done before there was a choice.
+BEFORE = {"memory_gb": 4.0, "candidates": 1_000_000}
 
 
 @dataclass(frozen=True)
@@ -248,11 +250,13 @@ def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) 
     origins = tuple(
         Origin(o["folder"], [(name, digest) for name, digest in o["tasks"]], o["partial"]) for o in record["origins"]
     )
-    unsaid = missing_from(record["config"])
+    missing = missing_from(record["config"])
+    unsaid = [name for name in missing if name not in BEFORE]
     if unsaid:  # today's default need not be what the run was learned with
         what = f"{directory / RECORD} does not say {', '.join(unsaid)}"
         raise RunError(f"{what}: it is of another version of etcl_deploy and has to be learned anew")
-    return Stored(run, config_from(record["config"]), origins, _digest(record))
+    config = config_from(record["config"]).with_values({name: BEFORE[name] for name in missing})
+    return Stored(run, config, origins, _digest(record))
 
 
 def _digest(record: Mapping[str, Any]) -> str:
