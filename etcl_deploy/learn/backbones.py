@@ -1,4 +1,4 @@
-"""The networks that ship with the package, as plans (section 7 of the method's description).
+"""The networks that ship with the package, as plans: those the paper learns with.
 
 `width` is that of the first layer; the others keep their proportion to it.
 """

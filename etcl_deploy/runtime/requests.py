@@ -175,11 +175,7 @@ def _tensor_items(inputs: Any) -> list[Any]:
     if not isinstance(kind, str) or kind not in DATATYPES:
         found = shortened(kind) if isinstance(kind, str) else type(kind).__name__
         raise InputError(f"datatype {found!r} is not read; known: {', '.join(DATATYPES)}")
-    if (
-        not (
-            isinstance(shape, list) and 1 <= len(shape) <= 4 and all(type(n) is int and 0 < n < 1 << 31 for n in shape)
-        )
-    ) or not isinstance(data, list):
+    if not isinstance(shape, list) or not _are_sizes(shape) or not isinstance(data, list):
         raise InputError("a tensor needs 'shape', 1 to 4 whole numbers from 1, and 'data', a list")
     if kind == "BYTES":
         if len(data) != prod(shape) or not all(isinstance(text, str) for text in data):
@@ -198,6 +194,10 @@ def _tensor_items(inputs: Any) -> list[Any]:
     if values.numel() != prod(shape):
         raise InputError(f"'data' has {values.numel()} numbers, but 'shape' says {prod(shape)}")
     return list(values.view(shape))
+
+
+def _are_sizes(shape: list[Any]) -> bool:
+    return 1 <= len(shape) <= 4 and all(type(n) is int and 0 < n < 1 << 31 for n in shape)
 
 
 def _tensors(request: Request, outcomes: Sequence[Outcome], shown: list[Any], model: str) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""A page that runs the tasks of a bundle in a browser."""
