@@ -37,7 +37,7 @@ class SettingsChanged:
 
 @dataclass(frozen=True)
 class Compared:
-    """A task was held against every earlier one."""
+    """A task was held against earlier ones."""
 
     task: str
     comparisons: tuple[Comparison, ...]

@@ -29,7 +29,7 @@ class Knowledge:
 
     head: Head  # as the task was finished with; later tasks may have improved it since
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # what its method remembers of it alone
-    comparisons: tuple[Comparison, ...] = ()  # with every earlier task, before it was learned
+    comparisons: tuple[Comparison, ...] = ()  # with earlier tasks, before it was learned
     changes: tuple[HeadChange, ...] = ()  # of earlier heads, while it was learned
 
     @property
