@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 
 import torch
-from record import write_result
+from record import read_options, write_result
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -128,7 +128,7 @@ def measure(case: str, repeats: int) -> dict[str, object]:
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
-    arguments = parser.parse_args()
+    arguments = read_options(parser, repeats=5)
     results = {case: measure(case, arguments.repeats) for case in CASES}
     for case, row in results.items():
         low, high = row["ratios"]
