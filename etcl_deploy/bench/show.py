@@ -15,13 +15,14 @@ from etcl_deploy.bench.targets import Figure, Table, Target
 from etcl_deploy.render import BAD, GOOD, QUIET, Rows, table
 
 STYLES = {"aim": f"bold {GOOD}", "now": GOOD, "miss": f"bold {BAD}", "failed": f"bold {BAD}"}
+WIDTHS = {"now": 10, "aim": 10, "measured": 12, "recorded": 12, "verdict": 8}  # the words get the rest
 KEYS = ("ratio", "ours", "other", "unit", "repeats", "settings")
 
 
 def number(value: float) -> str:
     """A figure as a person reads it: three digits, four where it is next to 1."""
-    if value == int(value) and abs(value) < 1e6:
-        return f"{int(value):,}"
+    if value == int(value) or value >= 1000:
+        return f"{value:,.0f}"
     return f"{value:.4f}" if 0.99 < value < 1.01 else f"{value:.1f}" if value >= 50 else f"{value:.3g}"
 
 
@@ -65,10 +66,13 @@ def measured_report(rows: Sequence[Row], *, quick: bool) -> RenderableType:
 
 
 def _wide(*columns: str) -> Rows:
-    """A table without lines between its columns; the words get what room there is."""
+    """A table without lines between its columns; figures stay narrow."""
     made = table(*columns)
     made.box, made.padding = SIMPLE_HEAD, (0, 1, 0, 0)
-    made.columns[1].min_width, made.columns[-1].min_width = 20, max(9, len(columns[-1]) + 4)
+    made.pad_edge = False
+    for column, name in zip(made.columns, columns, strict=True):
+        column.max_width = WIDTHS.get(name.partition(",")[0])
+        column.min_width = 12 if name == "benchmark" else None
     return made
 
 
