@@ -136,7 +136,7 @@ def section(benchmark: Benchmark, rows: Iterable[Row], about: Mapping[str, Any] 
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     machine = "{architecture}, cores: {cores}, threads: {threads}".format(**about["machine"])
     parts = f" Its runs, each with its own command, are in `benchmarks/results/{benchmark.name}/`."
-    quick = f" (smaller: {benchmark.smaller})" if benchmark.smaller else " (fewer repeats)"
+    quick = f" (smaller: {benchmark.smaller})" if benchmark.smaller else " (fewer or shorter repeats)"
     yield f"\nRecorded by `{about['command']}` ({versions}; {machine})."
     if (HERE / "results" / benchmark.name).is_dir():
         yield parts

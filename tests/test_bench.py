@@ -99,7 +99,7 @@ def test_a_quick_benchmark_runs_and_leaves_the_recorded_result_alone(tmp_path: P
     assert found["ratio"] == pytest.approx(found["ours"] / found["other"])
     assert found["spread"][0] <= found["spread"][1] and found["verdict"] in ("aim", "now", "miss")
     assert "cold_task: " in done.stderr
-    assert (tmp_path / "results" / "cold_task" / "cold_task.json").exists()
+    assert (tmp_path / "quick" / "results" / "cold_task" / "cold_task.json").exists()
     assert hashlib.sha256(recorded.read_bytes()).digest() == before
 
 

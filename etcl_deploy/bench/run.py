@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,7 +86,7 @@ def measure_named(table: Table, name: str | None, work: Path | None, tell: Tell,
     """Run what measures the targets of that name, or all; without `work` nothing is kept."""
     targets = table.named(name) if name else list(table.targets.values())
     if work:
-        return measure(table, targets, work.resolve(), tell, quick=quick)
+        return measure(table, targets, work.resolve() / ("quick" if quick else "full"), tell, quick=quick)
     with TemporaryDirectory() as folder:
         return measure(table, targets, Path(folder), tell, quick=quick)
 
@@ -107,10 +106,13 @@ def measure(table: Table, targets: Sequence[Target], work: Path, tell: Tell, *, 
         smaller = benchmark.smaller if quick else ""
         for part in target.parts:
             old, new = (_of(figures, target, part) for figures in (known.get(benchmark.name, ()), outcome.figures))
-            verdict, reason = outcome.verdict, outcome.reason
-            if new and not verdict:
+            if outcome.verdict:
+                verdict, reason = outcome.verdict, outcome.reason
+            elif new:
                 verdict, reason = part.judge(new, smaller=bool(smaller), grows=benchmark.grows), smaller
-            rows.append(Row(target, part, new, old, verdict or "skipped", reason or "only in a full run"))
+            else:
+                verdict, reason = "skipped", "only in a full run" if quick else "the script gave no figure"
+            rows.append(Row(target, part, new, old, verdict, reason))
     return rows
 
 
@@ -119,8 +121,8 @@ def verdict_of(rows: Iterable[Row]) -> str:
     return min((row.verdict for row in rows), key=VERDICTS.index)
 
 
-def _of(figures: Iterable[Figure] | None, target: Target, part: Part) -> Figure | None:
-    return next((f for f in figures or () if (f.target, f.label) == (target.id, part.label)), None)
+def _of(figures: Iterable[Figure], target: Target, part: Part) -> Figure | None:
+    return next((f for f in figures if (f.target, f.label) == (target.id, part.label)), None)
 
 
 def _outcome(table: Table, benchmark: Benchmark, work: Path, tell: Tell, limit: float | None) -> Outcome:
@@ -157,9 +159,8 @@ def _run(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # so that it can be stopped with all it started
     )
-    timers = [Timer(limit + wait, _signal, (process, number)) for wait, number in STOPS] if limit is not None else []
+    timers = [Timer(limit + wait, process.send_signal, [number]) for wait, number in STOPS] if limit is not None else []
     last = ""
     try:
         for timer in timers:
@@ -172,13 +173,8 @@ def _run(
         for timer in timers:
             timer.cancel()
         if process.poll() is None:
-            _signal(process, signal.SIGINT)
+            process.send_signal(signal.SIGINT)  # it stops what it has started
             process.wait()
-
-
-def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def _last_line(text: str) -> str:
