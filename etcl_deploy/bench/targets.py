@@ -130,6 +130,7 @@ class Benchmark:
     name: str
     data: tuple[str, ...] = ()
     work: bool = False
+    timed: bool = False
     quick: tuple[str, ...] = ("--quick",)
     smaller: str = ""
     grows: bool = False
