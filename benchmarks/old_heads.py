@@ -25,7 +25,7 @@ from etcl_deploy.learn.backward import improve_heads
 from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.lesson import seeded
 from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.portrait import Portrait, describe_inputs
+from etcl_deploy.learn.portrait import Portrait, Seen, describe_inputs
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Items
 from etcl_deploy.learn.trainer import accuracy
@@ -62,7 +62,7 @@ def replay(run: Run, parts: dict[str, tuple[Items, Items]], transfer: Transfer, 
         network.change_head(name, known.head)
         training, _ = parts[name]
         features, classes = network.embed(training.images, name), len(network.finished[name].classes)
-        inputs = describe_inputs(features, training.labels, classes, transfer.head_energy)
+        inputs = describe_inputs(Seen(features, training.labels), classes, transfer.head_energy)
         knowledge[name] = replace(known, memory=replace(Portrait.of(known.memory), inputs=inputs).tensors())
     learned = [accuracy(network, parts[name][1], name) for name in run.tasks]
     for position, name in enumerate(run.tasks, start=1):

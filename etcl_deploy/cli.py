@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -55,7 +56,8 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv:
             raise
-        err.print("[bold red]error:[/]", plain(explain(error)), soft_wrap=True, highlight=False)
+        which = f" (process {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+        err.print(f"[bold red]error{which}:[/]", plain(explain(error)), soft_wrap=True, highlight=False)
         sys.exit(1)
 
 

@@ -17,6 +17,7 @@ from etcl_deploy.errors import ConfigError
 LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tasks": (lambda v: v >= 1, "at least 1"),
     "checkpoint_seconds": (lambda v: 0 <= v < inf, "0 or more"),
+    "memory_gb": (lambda v: 0 <= v < inf, "0 or more"),
     "items": (lambda v: v >= 2, "at least 2"),
     "test_items": (lambda v: v >= 1, "at least 1"),
     "size": (lambda v: 1 <= v <= 2048, "1 to 2048"),
@@ -41,6 +42,7 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "sample_share": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "sample_items": (lambda v: v >= 2, "at least 2"),
+    "candidates": (lambda v: v >= 1, "at least 1"),
     "warm_rate": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "ewc_strength": (lambda v: 0 <= v < inf, "0 or more"),
     "ewc_items": (lambda v: v >= 1, "at least 1"),
@@ -126,6 +128,8 @@ class Similarity(Section):
     energy: float = 0.99  # share of the squared norm of the features that the bases hold
     sample_share: float = 0.05  # of a task's training items, to compare by; never more than 2,000 items
     sample_items: int = 300  # but at least so many, where there are
+    # Earlier tasks a new one is held against: of more, those that are nearest in a network that never learned.
+    candidates: int = 20
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,7 @@ class Config(Section):
     sequence: str | dict[str, Any] | None = None  # the tasks: see data/sequences.py
     tasks: int | None = None  # only the first so many
     checkpoint_seconds: float = 30.0  # what a crash costs at most: the state is written this often
+    memory_gb: float = 4.0  # what all images of image files may fill; more are read from disk in every epoch
     images: Images = field(default_factory=Images)
     network: Network = field(default_factory=Network)
     learning: Learning = field(default_factory=Learning)

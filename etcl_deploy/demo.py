@@ -20,7 +20,7 @@ from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.events import Report
-from etcl_deploy.learn.task import Task
+from etcl_deploy.learn.task import Task, load
 from etcl_deploy.learn.trainer import predict
 from etcl_deploy.origins import find_tasks
 from etcl_deploy.runtime.images import png
@@ -113,14 +113,16 @@ def _same(found: list[int], expected: list[int]) -> int:
 
 def _ask_predictor(predictor: Predictor, tasks: list[Task]) -> Classes:
     return {
-        task.name: [answer.index for answer in predictor.predict(list(task.test_x), [task.name] * len(task.test_x))]
+        task.name: [
+            answer.index for answer in predictor.predict(list(load(task.test_x)), [task.name] * len(task.test_x))
+        ]
         for task in tasks
     }
 
 
 def _ask_server(server: Server, tasks: list[Task]) -> Classes:
     """Every test item of every task as a PNG, tasks taking turns so that they share batches."""
-    queues = [[(task.name, image) for image in task.test_x] for task in tasks]
+    queues = [[(task.name, image) for image in load(task.test_x)] for task in tasks]
     mixed = [item for item in chain(*zip_longest(*queues)) if item is not None]
 
     found: Classes = {task.name: [] for task in tasks}
@@ -134,8 +136,9 @@ def _ask_server(server: Server, tasks: list[Task]) -> Classes:
 
 
 def _ask_onnx(bundle: bundles.Bundle, task: Task, path: Path) -> list[int]:
-    export_task(bundle, task.name, path, task.test_x)
-    _, logits = session(path).run(None, {"image": task.test_x.numpy()})
+    images = load(task.test_x)
+    export_task(bundle, task.name, path, images)
+    _, logits = session(path).run(None, {"image": images.numpy()})
     return torch.from_numpy(logits).argmax(1).tolist()
 
 

@@ -20,13 +20,15 @@ from etcl_deploy.export.parity import seeded_images
 from etcl_deploy.export.to_bundle import bundle_of, with_accuracies
 from etcl_deploy.export.to_mar import archive, archive_version, settings_of
 from etcl_deploy.learn.run import Run
-from etcl_deploy.learn.task import Items
+from etcl_deploy.learn.task import Items, parts
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.process import start
 from etcl_deploy.serve.properties import DEFAULT_PORT, HOST, check_ports, default_workers
 from etcl_deploy.serve.push import next_version, remove_others, switch
 from etcl_deploy.serve.server import Server, check_not_running, find, names
+
+EACH = 1024  # items that are looked at together
 
 
 def bundle_run(
@@ -62,8 +64,9 @@ def bundle_run(
 
 def _accuracy(predictor: Predictor, name: str, items: Items) -> float:
     """The share of items, in percent, that a task gets right."""
-    right = predictor.logits(name, items.images).argmax(1) == items.labels
-    return 100 * int(right.sum()) / len(right)
+    found = zip(parts(items.images, EACH), parts(items.labels, EACH), strict=True)
+    right = sum(int((predictor.logits(name, images).argmax(1) == labels).sum()) for images, labels in found)
+    return 100 * right / len(items)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,9 @@ from etcl_deploy.data.sequences import count_of, make_sequence
 from etcl_deploy.data.source import Source
 from etcl_deploy.errors import DataError
 from etcl_deploy.learn.directory import Origin, Stored
-from etcl_deploy.learn.task import Task
+from etcl_deploy.learn.task import Task, parts
+
+EACH = 1024  # items of a task that are looked at together
 
 Note = Callable[[str], None]
 
@@ -33,13 +35,12 @@ class Found:
 
 def find_tasks(config: Config, data: Path | None, root: Path | None = None) -> Found:
     """The tasks of a folder or file, or of the config's sequence."""
-    preprocessing = preprocessing_of(config)
     if data is not None:
         own = read_own(data, config.images.test_share, config.learning.seed, config.tasks)
         ignored = (
             [f"left out {len(own.ignored)} files that are not images, first {own.ignored[0]}"] if own.ignored else []
         )
-        return Found([source.prepared(preprocessing) for source in own.tasks], [], ignored)
+        return _found(own.tasks, config, [], ignored)
     partial: list[str] = []
 
     @cache
@@ -54,7 +55,18 @@ def find_tasks(config: Config, data: Path | None, root: Path | None = None) -> F
     wanted = min(total, config.tasks or total)
     if len(sources) < wanted:
         partial.append(f"{len(sources)} of {wanted} tasks can be made from what is there")
-    return Found([source.prepared(preprocessing) for source in sources], partial, [])
+    return _found(sources, config, partial, [])
+
+
+def _found(sources: Sequence[Source], config: Config, partial: list[str], notes: list[str]) -> Found:
+    """The sources as tasks; if their images would fill more memory than they may, they are read when needed."""
+    preprocessing = preprocessing_of(config)
+    needed = sum(source.file_bytes(preprocessing) for source in sources) / 1e9
+    stored = needed > config.memory_gb
+    if stored:
+        why = f"{needed:.1f} GB of images, more than memory_gb = {config.memory_gb:g}"
+        notes = [*notes, f"{why}: they are read from their files in every epoch"]
+    return Found([source.prepared(preprocessing, stored=stored) for source in sources], partial, notes)
 
 
 def origin_of(found: Found, data: Path | None) -> Origin:
@@ -90,7 +102,8 @@ def tasks_of(stored: Stored, note: Note, root: Path | None) -> list[Task]:
 def digest(task: Task) -> str:
     """A task's classes and items as a SHA-256."""
     found = hashlib.sha256(json.dumps([task.name, task.classes]).encode())
-    for tensor in (task.train_x, task.train_y, task.test_x, task.test_y):
-        found.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        found.update(tensor.contiguous().numpy().data)
+    for values in (task.train_x, task.train_y, task.test_x, task.test_y):
+        found.update(f"{values.dtype} {list(values.shape)}".encode())
+        for part in parts(values, EACH):
+            found.update(part.contiguous().numpy().data)
     return found.hexdigest()

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +19,8 @@ from etcl_deploy.errors import RunError
 from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.directory import Stored
 from etcl_deploy.learn.events import Event, Report, Resumed, SettingsChanged, StepDone, TaskDone
+from etcl_deploy.learn.lesson import Snapshot
+from etcl_deploy.learn.ranks import ALONE, Ranks
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import check_tasks, learn_sequence
@@ -34,8 +36,9 @@ def train(
     report: Report,
     note: Note = lambda text: None,
     root: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> Run:
-    """Find the tasks and learn them; `note` hears what the user should know.
+    """Find the tasks and learn them, perhaps together with other processes; `note` hears what the user should know.
 
     The run in `directory` can be taken up again at any moment; whatever is wrong with settings or data leaves nothing
     there.
@@ -46,11 +49,15 @@ def train(
     check_tasks(network, found.tasks, config.learning)
     for words in (*found.partial, *found.notes):
         note(words)
-    directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory):
-        directories.check_free(directory)  # again: another process may have been quicker
-        stored = Stored(Run(network), config, (origin_of(found, data),))
-        return _go_on(stored, found.tasks, directory, report, note)
+    origin = origin_of(found, data)
+    ranks.same(repr((config, origin.tasks)), "what is to be learned")  # from here on the first of them may write
+    if ranks.first:
+        directory.mkdir(parents=True, exist_ok=True)
+    with _kept(directory, ranks):
+        if ranks.first:
+            directories.check_free(directory)  # again: another process may have been quicker
+        stored = Stored(Run(network), config, (origin,))
+        return _go_on(stored, found.tasks, None, directory, report, note, ranks)
 
 
 def resume(
@@ -60,6 +67,7 @@ def resume(
     note: Note = lambda text: None,
     root: Path | None = None,
     values: Mapping[str, Any] = MappingProxyType({}),
+    ranks: Ranks = ALONE,
 ) -> tuple[Run, Config]:
     """Go on with a run from where it was left; it ends with the bytes it would have had.
 
@@ -67,27 +75,34 @@ def resume(
     they say how.
     """
     directories.check_there(directory)
-    with locked(directory):
+    with _kept(directory, ranks):
         stored = directories.load(directory, choose_device(device), finished=False)
         old = stored.config
         stored = _changed(stored, values) if values else stored
         tasks = tasks_of(stored, note, root)
+        anew = stored.config.learning != old.learning or not stored.waiting
+        snapshot = None if anew else directories.load_lesson(directory, stored.waiting[0])
+        ranks.same(repr((stored.config, stored.digest, stored.waiting)), "what is left to be learned")
         # Only now: whatever is wrong with settings or data costs nothing.
-        if stored.config.learning != old.learning:
-            directories.forget_lesson(directory)
-        if stored.config != old:
+        if stored.config != old and ranks.first:
             changed = {key: value for key, value in values.items() if old.with_values({key: value}) != old}
             write_logs(directory)(SettingsChanged(changed))
             report(SettingsChanged(changed))
-        return _go_on(stored, tasks, directory, report, note), stored.config
+        return _go_on(stored, tasks, snapshot, directory, report, note, ranks), stored.config
 
 
 def add(
-    directory: Path, data: Path, device: str, report: Report, note: Note = lambda text: None, root: Path | None = None
+    directory: Path,
+    data: Path,
+    device: str,
+    report: Report,
+    note: Note = lambda text: None,
+    root: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Run, Config]:
     """Learn further tasks, from a folder, on a run that is complete."""
     directories.check_there(directory)
-    with locked(directory):
+    with _kept(directory, ranks):
         stored = directories.load(directory, choose_device(device))
         if stored.waiting:
             hint = (
@@ -100,7 +115,13 @@ def add(
             note(words)
         tasks = [*tasks_of(stored, note, root), *new.tasks]
         larger = replace(stored, origins=(*stored.origins, origin_of(new, data)))
-        return _go_on(larger, tasks, directory, report, note), stored.config
+        ranks.same(repr((stored.digest, larger.origins[-1].tasks)), "what is to be learned")
+        return _go_on(larger, tasks, None, directory, report, note, ranks), stored.config
+
+
+def _kept(directory: Path, ranks: Ranks) -> AbstractContextManager[None]:
+    """Keep other runs of `etcl` out of the directory; of several processes that learn together, the first does."""
+    return locked(directory) if ranks.first else nullcontext()
 
 
 def _changed(stored: Stored, values: Mapping[str, Any]) -> Stored:
@@ -108,8 +129,10 @@ def _changed(stored: Stored, values: Mapping[str, Any]) -> Stored:
     old, config = stored.config, stored.config.with_values(values)
     kept = {name: getattr(old.learning, name) for name in ("method", "seed", "similarity")}
     learning = replace(config.learning, **kept)
-    if replace(old, tasks=config.tasks, learning=learning) != config:
-        raise RunError("of a run that has begun only --tasks and how a task is learned can change, not by which method")
+    free = {name: getattr(config, name) for name in ("tasks", "checkpoint_seconds", "memory_gb")}
+    if replace(old, **free, learning=learning) != config:
+        names = "--tasks, checkpoint_seconds, memory_gb"
+        raise RunError(f"of a run that has begun only {names} and how a task is learned can change, not the method")
     planned = [name for origin in stored.origins for name, _ in origin.tasks]
     wanted = len(planned) if config.tasks == old.tasks else config.tasks or len(planned)
     if not len(stored.run.tasks) <= wanted <= len(planned):
@@ -119,40 +142,63 @@ def _changed(stored: Stored, values: Mapping[str, Any]) -> Stored:
     return replace(stored, config=config, origins=tuple(o for o in origins if o.tasks))
 
 
-def _go_on(stored: Stored, tasks: Sequence[Task], directory: Path, report: Report, note: Note) -> Run:
-    """Learn the tasks that are waiting, from where the first of them was left."""
+def _go_on(
+    stored: Stored,
+    tasks: Sequence[Task],
+    snapshot: Snapshot | None,
+    directory: Path,
+    report: Report,
+    note: Note,
+    ranks: Ranks,
+) -> Run:
+    """Learn the tasks that are waiting, the first of them from `snapshot` on."""
     run, config, waiting = stored.run, stored.config, stored.waiting
-    directories.tidy(directory)
-    snapshot = directories.load_lesson(directory, waiting[0]) if waiting else None
-    directories.save(stored, directory)
-    saved, log = time.monotonic(), write_logs(directory)
+    run.network.ranks = ranks
+    keep = _keeper(stored, directory, new_lesson=snapshot is None) if ranks.first else _nothing
     with _polite_stop(note) as stop_wanted:
 
-        def save_and_report(event: Event) -> None:
-            nonlocal saved
-            if isinstance(event, TaskDone):
-                directories.save(replace(stored, run=event.run), directory)
-            elif isinstance(event, StepDone):
-                due = time.monotonic() - saved >= config.checkpoint_seconds
-                if due or stop_wanted():
-                    directories.save_lesson(event.snapshot(), directory)
-                    saved = time.monotonic()
-                if stop_wanted():
-                    raise KeyboardInterrupt
-            log(event)
+        def keep_and_report(event: Event) -> None:
+            stop = isinstance(event, StepDone) and ranks.any(wanted=stop_wanted())
+            keep(event, stop)
+            if stop:
+                raise KeyboardInterrupt
             report(event)
 
         if snapshot:
-            save_and_report(Resumed(snapshot.task, int(snapshot.numbers["epoch"] or 0) + 1))
+            keep_and_report(Resumed(snapshot.task, int(snapshot.numbers["epoch"] or 0) + 1))
         return learn_sequence(
             run.network,
             [task for task in tasks if task.name in waiting],
             config.learning,
-            save_and_report,
+            keep_and_report,
             before=run,
             earlier=[task for task in tasks if task.name in run.tasks],
             snapshot=snapshot,
         )
+
+
+def _keeper(stored: Stored, directory: Path, *, new_lesson: bool) -> Callable[[Event, bool], None]:
+    """What writes a run to its directory: every task, and the lesson under way now and then or when it is to stop."""
+    directories.tidy(directory)
+    if new_lesson:
+        directories.forget_lesson(directory)
+    directories.save(stored, directory)
+    saved, log = time.monotonic(), write_logs(directory)
+
+    def keep(event: Event, stop: bool) -> None:
+        nonlocal saved
+        if isinstance(event, TaskDone):
+            directories.save(replace(stored, run=event.run), directory)
+        elif isinstance(event, StepDone) and (stop or time.monotonic() - saved >= stored.config.checkpoint_seconds):
+            directories.save_lesson(event.snapshot(), directory)
+            saved = time.monotonic()
+        log(event)
+
+    return keep
+
+
+def _nothing(event: Event, stop: bool) -> None:
+    """What a process does that leaves writing to another."""
 
 
 @contextmanager

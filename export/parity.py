@@ -15,7 +15,7 @@ from etcl_deploy.errors import ExportError, ParityError
 from etcl_deploy.preprocessing import Preprocessing
 from etcl_deploy.runtime.subnet import Subnet
 
-SEEDED_ITEMS = 32
+SEEDED_ITEMS = 16
 AT_ONCE = 256  # images that run together
 
 

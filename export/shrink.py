@@ -3,7 +3,8 @@
 A channel whose weights are all masked gives one and the same number everywhere; what reads it gets that number into its
 bias. A channel whose readers have all masked it need not be computed. One cannot be left out where others stand beside
 it: sums want the same channels on both sides, group and layer norms all of theirs, a padded convolution sees the edge
-of what is not 0. The network that remains answers as before.
+of what is not 0. And a layer that has a multiple of sixteen keeps one: processors compute as many channels at a time,
+and 31 take onnxruntime a third longer than 32. The network that remains answers as before.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch import Tensor
 from etcl_deploy.operations import OPERATIONS, both
 from etcl_deploy.plan import INPUT, Plan, Step
 from etcl_deploy.runtime.subnet import Subnet
+
+TOGETHER = 16  # channels that a processor computes at a time
 
 Values = dict[str, Tensor]  # of every step, for every channel: its constant, or nan
 
@@ -121,8 +124,18 @@ def _kept(plan: Plan, weights: Mapping[str, Tensor], head: Tensor, constants: Va
         for kept in keep.values():
             if not kept.any():
                 kept[0] = True  # a tensor has at least one channel
+        for step in plan.steps:
+            if step.op in ("conv2d", "linear") and len(keep[step.name]) % TOGETHER == 0:
+                _fill_up(keep[step.name], constants[step.name])
         if all(torch.equal(before[name], kept) for name, kept in keep.items()):
             return keep
+
+
+def _fill_up(kept: Tensor, constants: Tensor) -> None:
+    """Keep further channels up to the next multiple of `TOGETHER`, constant ones first: they read nothing."""
+    spare = (~kept).nonzero()[:, 0]
+    spare = spare[constants[spare].isnan().to(torch.uint8).argsort(stable=True)]
+    kept[spare[: -int(kept.sum()) % TOGETHER]] = True
 
 
 def _ask(plan: Plan, step: Step, weights: Mapping[str, Tensor], constants: Values, keep: dict[str, Tensor]) -> None:

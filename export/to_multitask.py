@@ -32,6 +32,7 @@ from etcl_deploy.export.parity import (
     session,
 )
 from etcl_deploy.export.to_onnx import Examples, Form, metadata, write_checked
+from etcl_deploy.learn.task import load
 from etcl_deploy.plan import Plan
 from etcl_deploy.runtime.operators import Graph, as_model, write_network
 from etcl_deploy.runtime.subnet import Folding, materialize, select
@@ -103,7 +104,7 @@ def export_multitask(
         found = []
         for number, task in enumerate(bundle.tasks):
             own = examples(task)
-            pixels = made_up if own is None else own.test_x
+            pixels = made_up if own is None else load(own.test_x)
             answers = answers_of(loaded, pixels, task_id=np.array(number))
             expected = expected_of(materialize(bundle, task), pixels)
             found.append(compare(expected, answers, LIMITS[form.precision], f"task {task!r} in {path.name}"))

@@ -25,7 +25,7 @@ from etcl_deploy.errors import ExportError
 from etcl_deploy.export.forms import compacted, halved
 from etcl_deploy.export.parity import LIMITS, Parity, answers_of, compare, expected_of, seeded_images, session
 from etcl_deploy.export.shrink import Shrunk, shrink
-from etcl_deploy.learn.task import Items, Task
+from etcl_deploy.learn.task import Items, Task, load
 from etcl_deploy.runtime.operators import OPSET, Graph, as_model, write_linear, write_network
 from etcl_deploy.runtime.subnet import Subnet, materialize
 
@@ -94,7 +94,7 @@ def export_task(
     subnet = materialize(bundle, task)
     smaller, layers = shrink(subnet)
     model = _formed(task_model(bundle, task, smaller, form), form, examples)
-    images = known.images if known else seeded_images(bundle.preprocessing) if pixels is None else pixels
+    images = load(known.images) if known else seeded_images(bundle.preprocessing) if pixels is None else pixels
     accuracy = None
     with atomic.replacing(path) as temporary:
         write_checked(model, temporary, f"task {task!r}")
@@ -120,7 +120,7 @@ def _formed(model: onnx.ModelProto, form: Form, examples: Task | None) -> onnx.M
             raise ExportError("8 bit need images of the task to be calibrated on")
         from etcl_deploy.export.quantize import quantized  # imports much
 
-        model = quantized(model, examples.train_x.numpy())
+        model = quantized(model, load(examples.train_x).numpy())
     elif form.precision == "fp16":
         halved(model)
     if form.compact:

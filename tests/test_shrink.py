@@ -41,7 +41,7 @@ def same(before: Subnet, after: Subnet) -> None:
 @pytest.mark.parametrize("density", [0.5, 0.1, 0.02, 0.002])
 def test_every_backbone_answers_as_before(backbone: str, density: float) -> None:
     """Down to masks that leave hardly anything; sparser ones are never larger."""
-    bundle = made_bundle(1, backbone, 4, 32, density=density)
+    bundle = made_bundle(1, backbone, 5, 32, density=density)
     before = materialize(bundle, "täsk 0")
     after, report = shrink(before)
     pixels = seeded_images(bundle.preprocessing)
@@ -63,6 +63,18 @@ def test_a_channel_nobody_reads_goes() -> None:
     same(before, after)
     assert [(row.kept_inputs, row.kept_outputs) for row in report] == [(1, 3), (3, 2)]
     assert after.weights["a.weight"].shape == (3, 1, 3, 3)
+
+
+@pytest.mark.parametrize(("dead", "kept"), [(1, 48), (15, 48), (16, 32), (40, 16)])
+def test_a_layer_of_whole_blocks_keeps_whole_blocks(dead: int, kept: int) -> None:
+    """Of 48 channels 33 to 47 are as slow as 48, or slower."""
+    weights = {"a.weight": random(48, 1, 3, 3), "a.bias": random(48), "b.weight": random(2, 48, 3, 3)}
+    weights["b.weight"][:, 3 : 3 + dead] = 0
+    steps = [conv("a", "image", 1, 48), Step("r", "relu", ("a",), {}), conv("b", "r", 48, 2)]
+    before = subnet([*steps, Step("f", "flatten", ("b",), {})], weights, 72)
+    after, report = shrink(before)
+    same(before, after)
+    assert (report[0].kept_outputs, report[1].kept_inputs) == (kept, kept)
 
 
 @pytest.mark.parametrize(("value", "padding", "kept"), [(-1.0, 1, 3), (1.0, 1, 4), (1.0, 0, 3)])

@@ -91,3 +91,16 @@ def test_the_rule_of_the_paper_is_blind_to_a_single_task() -> None:
     one, two = decide(["a", "b"], [0.1, 0.9], [0.5, 0.5], "paper", 0.3)
     assert (one.similar, two.similar) == (True, False)
     assert one.gap == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("name", sorted(DISTANCES.keys() - {"flat_bases"}))  # which is nearly blind
+def test_the_rough_distance_finds_the_nearest(name: str) -> None:
+    """A sample with other items of the same kind is nearer than samples of other kinds, however rough the look."""
+    distance = DISTANCES[name]
+    kinds = [features(seed, items=400) * (1 + seed) + 5 * seed for seed in range(4)]
+    kept = [distance.describe(kind[:200], 0.99) for kind in kinds]
+    for number, kind in enumerate(kinds):
+        new = distance.describe(kind[200:], 0.99)
+        found = [distance.roughly(one, new) for one in kept]
+        assert found.index(min(found)) == number
+    assert distance.roughly(kept[0], kept[0]) == pytest.approx(0, abs=1e-5)

@@ -20,7 +20,7 @@ from etcl_deploy.learn.network import MaskedNetwork, TaskState
 from etcl_deploy.learn.portrait import Portrait
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Items, Task
-from etcl_deploy.learn.trainer import learn_sequence, predict
+from etcl_deploy.learn.trainer import accuracy, learn_sequence, predict
 
 ALL_SIMILAR = Learning(epochs=3, batch_size=16, learning_rate=0.01, similarity=Similarity(similar="all"))
 
@@ -183,7 +183,7 @@ def test_alignment_follows_its_equations() -> None:
     own, theirs = (score_gradient(network, s, images, labels) for s in (None, state))
     assert not torch.allclose(own, theirs)
     scores = network.masked_layers["fc1"].scores
-    align(network, [Items(images[:20], labels[:20]), Items(images[20:], labels[20:])], state)
+    align(network, Items(images, labels), 20, state)
     assert scores.grad is not None
     torch.testing.assert_close(scores.grad, own + theirs, rtol=1e-4, atol=1e-6)
     network.backward(F.cross_entropy(network(images), labels))
@@ -259,3 +259,33 @@ def test_without_validation_items_only_the_unchecked_way_improves_heads() -> Non
         changes = run.knowledge["t1"].changes
         assert len(changes) == tried
         assert all((change.kept, change.before, change.after) == (1, None, None) for change in changes)
+
+
+def test_of_many_tasks_the_nearest_are_compared() -> None:
+    """So many as the setting says, in the order they were learned; the twin of an earlier task finds that one."""
+    network, tasks = small("fcn3"), make_tasks(5)
+    chance = torch.Generator().manual_seed(3)
+    permuted = [
+        replace(task, train_x=shuffled, test_x=shuffled[: len(task.test_y)])
+        for task, order in ((task, torch.randperm(tasks[0].train_x[0].numel(), generator=chance)) for task in tasks[:4])
+        for shuffled in (task.train_x.flatten(1)[:, order].view_as(task.train_x),)
+    ]
+    twin = replace(permuted[1], name="twin")
+    options = Learning(epochs=1, batch_size=16, similarity=Similarity(candidates=2))
+    run = learn_sequence(network, [*permuted, twin], options)
+    compared = [[comparison.task for comparison in known.comparisons] for known in run.knowledge.values()]
+    assert [len(names) for names in compared] == [0, 1, 2, 2, 2]
+    assert permuted[1].name in compared[-1]
+    assert compared[-1] == sorted(compared[-1], key=run.tasks.index)
+
+
+def test_what_did_not_change_is_not_measured_again() -> None:
+    """A row of the matrix is that before it, but for heads that changed; and what it says is what a look finds."""
+    tasks = make_tasks(3)
+    run, _ = learn(small("resnet18"), tasks, ALL_SIMILAR)
+    for number, (before, after) in enumerate(pairwise(run.matrix), start=1):
+        declared = {change.task for change in run.knowledge[tasks[number].name].changes if change.kept}
+        same = [name for name in run.tasks[:number] if name not in declared]
+        assert all(after[run.tasks.index(name)] == before[run.tasks.index(name)] for name in same)
+    for task, found in zip(tasks, run.matrix[-1], strict=True):
+        assert found == accuracy(run.network, task.test, task.name)

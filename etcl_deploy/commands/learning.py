@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group
+from rich.console import Console, Group
 
 from etcl_deploy.commands.console import DataRoot, Device, Json, RunFolder, Settings, config_of, err, settings_of, show
 from etcl_deploy.errors import EtclError, LearningError
@@ -66,16 +66,18 @@ def train(
         if recipe or data:
             raise typer.BadParameter("--resume goes on with the run's own recipe and data: leave them out")
         _learn(
-            lambda report, note: training.resume(run, device, report, note, data_root, values),
+            lambda report, note, ranks: training.resume(run, device, report, note, data_root, values, ranks),
             run,
+            device,
             as_json=as_json,
             tensorboard=tensorboard,
         )
         return
     config = config_of(recipe, data, values)
     _learn(
-        lambda report, note: training.train(config, data, run, device, report, note, data_root),
+        lambda report, note, ranks: training.train(config, data, run, device, report, note, data_root, ranks),
         run,
+        device,
         as_json=as_json,
         tensorboard=tensorboard,
     )
@@ -93,8 +95,9 @@ def add(
     from etcl_deploy import train as training
 
     _learn(
-        lambda report, note: training.add(run, data, device, report, note, data_root),
+        lambda report, note, ranks: training.add(run, data, device, report, note, data_root, ranks),
         run,
+        device,
         as_json=as_json,
         tensorboard=tensorboard,
     )
@@ -114,25 +117,34 @@ def evaluate(
     show(summary, as_json=as_json, picture=Group(run_report(summary), transfer_report(summary)))
 
 
-def _learn(learn: Callable[[Any, Any], object], run: Path, *, as_json: bool, tensorboard: bool) -> None:
-    """Learn with progress on stderr, then show the run; if interrupted, say how to go on."""
+def _learn(
+    learn: Callable[[Any, Any, Any], object], run: Path, device: str, *, as_json: bool, tensorboard: bool
+) -> None:
+    """Learn with progress on stderr, then show the run; if interrupted, say how to go on.
+
+    Of several processes that learn together the first does all of the speaking.
+    """
+    from etcl_deploy.build import choose_device
     from etcl_deploy.learn.directory import how_to_go_on, load
+    from etcl_deploy.learn.ranks import joined
     from etcl_deploy.logs import write_tensorboard
     from etcl_deploy.progress import TrainingProgress
     from etcl_deploy.render import run_report
 
-    progress = TrainingProgress(err)
-    hearers: list[Report] = [progress, *([write_tensorboard(run)] if tensorboard else [])]
-    try:
-        with progress.bars:
-            learn(lambda event: [hear(event) for hear in hearers], progress.note)
-    except KeyboardInterrupt:
-        if (run / "run.json").exists():
-            progress.note(f"interrupted; go on with: {how_to_go_on(run)}")
-        raise
-    except LearningError:
-        if (run / "run.json").exists():
-            progress.note(f"finished tasks are kept; --set NAME=VALUE may help: {how_to_go_on(run)}")
-        raise
-    summary = load(run).summary()
-    show(summary, as_json=as_json, picture=run_report(summary))
+    with joined(choose_device(device).type) as ranks:
+        progress = TrainingProgress(err if ranks.first else Console(quiet=True))
+        hearers: list[Report] = [progress, *([write_tensorboard(run)] if tensorboard and ranks.first else [])]
+        try:
+            with progress.bars:
+                learn(lambda event: [hear(event) for hear in hearers], progress.note, ranks)
+        except KeyboardInterrupt:
+            if (run / "run.json").exists():
+                progress.note(f"interrupted; go on with: {how_to_go_on(run)}")
+            raise
+        except LearningError:
+            if (run / "run.json").exists():
+                progress.note(f"finished tasks are kept; --set NAME=VALUE may help: {how_to_go_on(run)}")
+            raise
+    if ranks.first:
+        summary = load(run).summary()
+        show(summary, as_json=as_json, picture=run_report(summary))

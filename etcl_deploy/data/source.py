@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from etcl_deploy.errors import DataError, InputError
+from etcl_deploy.data.stored import ImageFiles, read_file
+from etcl_deploy.errors import DataError
 from etcl_deploy.learn.task import Task
 from etcl_deploy.preprocessing import Preprocessing
 from etcl_deploy.runtime.images import prepare
@@ -96,9 +98,19 @@ class Source:
 
         return replace(self, train=drawn(self.train, items), test=drawn(self.test, test_items))
 
-    def prepared(self, preprocessing: Preprocessing) -> Task:
-        """The source as a task, its images brought to the network's size."""
-        x, test_x = (_pixels(part.images, preprocessing) for part in (self.train, self.test))
+    def file_bytes(self, preprocessing: Preprocessing) -> int:
+        """What its image files take in memory once they are brought to the network's size; 0 if it has none."""
+        files = (part for part in (self.train, self.test) if not isinstance(part.images, np.ndarray))
+        return sum(len(part) for part in files) * prod(preprocessing.shape)
+
+    def prepared(self, preprocessing: Preprocessing, *, stored: bool = False) -> Task:
+        """The source as a task, its images brought to the network's size; `stored`, files are read when needed."""
+        x, test_x = (
+            ImageFiles(part.images, preprocessing)
+            if stored and not isinstance(part.images, np.ndarray)
+            else _pixels(part.images, preprocessing)
+            for part in (self.train, self.test)
+        )
         y, test_y = (torch.from_numpy(part.labels.astype(np.int64)) for part in (self.train, self.test))
         return Task(self.name, self.classes, x, y, test_x, test_y)
 
@@ -124,12 +136,5 @@ def _pixels(images: Pictures, preprocessing: Preprocessing) -> Tensor:
         found = [prepare(image, preprocessing) for image in pixels]
     else:
         with ThreadPoolExecutor() as pool:
-            found = list(pool.map(lambda path: _decoded(path, preprocessing), images))
+            found = list(pool.map(lambda path: read_file(path, preprocessing), images))
     return torch.stack(found) if found else torch.empty((0, *preprocessing.shape), dtype=torch.uint8)
-
-
-def _decoded(path: Path, preprocessing: Preprocessing) -> Tensor:
-    try:
-        return prepare(path, preprocessing)
-    except InputError as error:
-        raise DataError(f"{error}; mend or remove it") from None

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def moved(images: Tensor, rotation: float, zoom: float, shift: float, generator: torch.Generator) -> Tensor:
+def moved(images: Tensor, rotation: float, zoom: float, shift: float, drawn: Tensor) -> Tensor:
     """Each image turned by up to `rotation` degrees, scaled by up to `zoom` and moved by up to `shift` of its size.
 
     Images are `[batch, height, width, channels]` from 0 to 255; float32 comes back. What comes in from outside repeats
-    the border.
+    the border. `drawn`, four numbers from 0 to 1 for each image, `[4, batch]`, says how much.
     """
-    turn, scale, right, down = 2 * torch.rand(4, len(images), generator=generator) - 1
+    turn, scale, right, down = 2 * drawn - 1
     angle, scale = turn * math.radians(rotation), 1 + scale * zoom
     cos, sin = angle.cos() * scale, angle.sin() * scale
     # Coordinates run from -1 to 1, so a whole side is 2.

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from etcl_deploy.config import Transfer
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
 from etcl_deploy.learn.network import Head, MaskedNetwork, TaskState
-from etcl_deploy.learn.portrait import HeadInputs, Portrait
+from etcl_deploy.learn.portrait import HeadInputs, Portrait, Seen, seen_by_head
 from etcl_deploy.learn.projection import outside
 from etcl_deploy.learn.task import Items
 
@@ -64,8 +64,7 @@ def improve_heads(
     changes = []
     for state in similar:
         known = knowledge[state.name]
-        seen = Items(network.embed(training.images, state.name), training.labels.to(network.device))
-        held = Items(network.embed(validation.images, state.name), validation.labels.to(network.device))
+        seen, held = (seen_by_head(network, items, state.name) for items in (training, validation))
         inputs = Portrait.of(known.memory).inputs
         trained = _train(state.head, seen, inputs.space, target, settings, generator)
         head, change = _without_harm(state, trained, held, inputs, known.head, settings, generator)
@@ -77,7 +76,7 @@ def improve_heads(
 
 def _train(
     head: Head,
-    seen: Items,
+    seen: Seen,
     space: Tensor,
     target: Tensor | None,
     settings: Transfer,
@@ -88,9 +87,9 @@ def _train(
     step = torch.zeros_like(head["weight"]).requires_grad_()
     optimizer = torch.optim.Adam([step], lr=settings.head_rate)
     for _ in range(settings.head_epochs):
-        for batch in seen.batches(BATCH, generator):
+        for batch in Items(seen.features, seen.labels).batches(BATCH, generator):
             weight = head["weight"] + outside(step, space)
-            loss = F.cross_entropy(F.linear(seen.images[batch], weight, head.get("bias")), seen.labels[batch])
+            loss = F.cross_entropy(F.linear(seen.features[batch], weight, head.get("bias")), seen.labels[batch])
             if settings.pull and target is not None:
                 loss = loss + settings.pull * pull(target, weight)
             optimizer.zero_grad()
@@ -103,7 +102,7 @@ def _train(
 def _without_harm(
     state: TaskState,
     trained: Head,
-    held: Items,
+    held: Seen,
     inputs: HeadInputs,
     first: Head,
     settings: Transfer,
@@ -135,10 +134,10 @@ def _logits(head: Head, features: Tensor) -> Tensor:
     return F.linear(features, head["weight"], head.get("bias"))
 
 
-def _score(head: Head, items: Items) -> tuple[float, float | None]:
+def _score(head: Head, seen: Seen) -> tuple[float, float | None]:
     """Mean loss, and accuracy in percent; of no items neither."""
-    if not len(items):
+    if not len(seen.labels):
         return nan, None
-    logits = _logits(head, items.images)
-    right = (logits.argmax(1) == items.labels).float().mean()
-    return float(F.cross_entropy(logits, items.labels)), 100 * float(right)
+    logits = _logits(head, seen.features)
+    right = (logits.argmax(1) == seen.labels).float().mean()
+    return float(F.cross_entropy(logits, seen.labels)), 100 * float(right)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from etcl_deploy.learn.network import MaskedNetwork, TaskState
 from etcl_deploy.learn.task import Items
@@ -14,20 +13,24 @@ from etcl_deploy.learn.task import Items
 SHARE = 0.1  # of the gradients that `guide` adds, as in the authors' code
 
 
-def align(network: MaskedNetwork, batches: Sequence[Items], state: TaskState) -> None:
-    """Set the gradients of the scores to the sum of those through the task's own mask and through `state`'s."""
+def align(network: MaskedNetwork, items: Items, size: int, state: TaskState) -> None:
+    """Set the gradients of the scores to the sum of those through the task's own mask and through `state`'s.
+
+    Both are means over all items, looked at in batches of `size`.
+    """
     scores = [layer.scores for layer in network.masked_layers.values()]
     total = [torch.zeros_like(score) for score in scores]
-    for batch in batches:
-        images, labels = batch.images.to(network.device), batch.labels.to(network.device)
-        own = _score_gradients(network, images, labels)
-        with network.borrowing(state):
-            theirs = _score_gradients(network, images, labels)
+    batches = items.batches(size)
+    shares = [batch[network.ranks.span(len(batch))] for batch in batches]
+    for batch, (images, labels) in zip(batches, items.read(shares, network.device), strict=True):
+        with network.sharing(len(batch)):
+            own = _score_gradients(network, images, labels)
+            with network.borrowing(state):
+                theirs = _score_gradients(network, images, labels)
         for gradient, mine, other in zip(total, own, theirs, strict=True):
             gradient += (mine + other) * len(batch)
-    items = sum(len(batch) for batch in batches)
     for score, gradient in zip(scores, total, strict=True):
-        score.grad = gradient / items
+        score.grad = gradient / len(items)
 
 
 def guide(network: MaskedNetwork, images: Tensor, labels: Tensor, states: Sequence[TaskState]) -> None:
@@ -42,4 +45,4 @@ def guide(network: MaskedNetwork, images: Tensor, labels: Tensor, states: Sequen
 
 
 def _score_gradients(network: MaskedNetwork, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-    return network.score_gradients(F.cross_entropy(network(images), labels))
+    return network.score_gradients(network.mean_loss(network(images), labels))

@@ -94,15 +94,21 @@ class Lesson:
             self.loss.zero_()
         return batches
 
-    def descend(self, loss: Tensor, add_gradients: Callable[[], None] = lambda: None) -> None:
-        """One step of the optimizer down `loss`; `add_gradients` may change the gradients before it is taken."""
+    def descend(self, loss: Tensor, add_gradients: Callable[[], None] = lambda: None) -> Tensor:
+        """One step of the optimizer down `loss`; `add_gradients` may change the gradients before it is taken.
+
+        Several processes each have a part of the loss. They step along the sum of their gradients, and get its sum.
+        """
         self.optimizer.zero_grad()
         self.network.backward(loss)
+        total = loss.detach().clone()
+        self.network.ranks.add_up([total, *(p.grad for p in self._parameters() if p.grad is not None)])
         add_gradients()
         if self.options.weight_decay:
             for work in self.network.work.values():
                 work.decay(self.options.weight_decay)
         self.step_along_gradients()
+        return total
 
     def step_along_gradients(self) -> None:
         """Let the optimizer move everything that has a gradient."""

@@ -15,6 +15,8 @@ from etcl_deploy.errors import NetworkError, UnknownTaskError
 from etcl_deploy.learn import masks
 from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.learn.norms import MOMENTUM, Norm, TaskNorm
+from etcl_deploy.learn.ranks import ALONE
+from etcl_deploy.learn.task import Images, parts
 from etcl_deploy.learn.workspace import Workspace
 from etcl_deploy.plan import Plan, Step
 from etcl_deploy.preprocessing import Preprocessing
@@ -65,6 +67,8 @@ class MaskedNetwork(nn.Module):
         self.norms = nn.ModuleDict({step.name: TaskNorm(step) for step in plan.norms})
         self.head = nn.ParameterDict()
         self.randomness = torch.Generator().manual_seed(0)  # what dropout draws from
+        self.ranks = ALONE  # the processes that learn together
+        self._batch: int | None = None  # items of the batch they share at the moment
         self.gates: Mapping[str, Tensor] = {}  # what the channels of a step's result are multiplied by, by step name
         self._learning: tuple[str, tuple[str, ...]] | None = None
 
@@ -141,6 +145,24 @@ class MaskedNetwork(nn.Module):
             for norm in self.norm_layers.values():
                 norm.momentum = MOMENTUM
 
+    @contextmanager
+    def sharing(self, count: int) -> Iterator[None]:
+        """Look at a batch of `count` items together with the other processes, each at its own part."""
+        self._batch = count
+        for norm in self.norm_layers.values():
+            norm.ranks, norm.count = self.ranks, count
+        try:
+            yield
+        finally:
+            self._batch = None
+            for norm in self.norm_layers.values():
+                norm.ranks = ALONE
+
+    def mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """This process's part of the mean cross entropy of the batch: over all of them, the parts add up to it."""
+        total = F.cross_entropy(logits, labels, reduction="sum")
+        return total / (len(labels) if self._batch is None else self._batch)
+
     def finish(
         self, batches: Iterable[Tensor], masks: Masks | None = None, claims: Masks | None = None, *, alone: bool = False
     ) -> TaskState:
@@ -201,12 +223,12 @@ class MaskedNetwork(nn.Module):
         return self.plan.run(self.preprocessing.normalize(images), self._apply_step)
 
     @torch.no_grad()
-    def embed(self, images: Tensor, name: str | None = None) -> Tensor:
+    def embed(self, images: Images, name: str | None = None) -> Tensor:
         """Features of any number of images under a finished task, or with None under the one being learned."""
         if name is not None:
             self.select(name)
         self.eval()
-        return torch.cat([self.features(part.to(self.device)) for part in torch.split(images, EVALUATION_BATCH)])
+        return torch.cat([self.features(part.to(self.device)) for part in parts(images, EVALUATION_BATCH)])
 
     def answer(self, features: Tensor) -> Tensor:
         """What the head makes of features: logits `[batch, classes]`."""
@@ -225,8 +247,9 @@ class MaskedNetwork(nn.Module):
             work.spread_gradient()
 
     def score_gradients(self, loss: Tensor) -> list[Tensor]:
-        """The gradients of all scores, apart from those a step is taken by."""
+        """The gradients of all scores, apart from those a step is taken by, summed over the processes."""
         gradients = torch.autograd.grad(loss, [work.used for work in self.work.values()])
+        self.ranks.add_up(gradients)
         return [work.to_scores(gradient) for work, gradient in zip(self.work.values(), gradients, strict=True)]
 
     def _abandon(self) -> None:
@@ -250,7 +273,9 @@ class MaskedNetwork(nn.Module):
         """`x` with about `percent` of its elements set to zero, and the rest scaled up in return."""
         if self.randomness.device.type != x.device.type:  # the network was moved: the same seed, where it is now
             self.randomness = torch.Generator(x.device).manual_seed(self.randomness.initial_seed())
-        kept = torch.rand(x.shape, generator=self.randomness, device=x.device) >= percent / 100
+        count = len(x) if self._batch is None else self._batch
+        drawn = torch.rand((count, *x.shape[1:]), generator=self.randomness, device=x.device)
+        kept = (drawn if self._batch is None else drawn[self.ranks.span(count)]) >= percent / 100
         return torch.where(kept, x / (1 - percent / 100), 0)
 
     def _fresh_head(self, classes: int, generator: torch.Generator) -> Head:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from etcl_deploy.learn.ranks import ALONE, summed
 from etcl_deploy.operations import normalize
 from etcl_deploy.plan import Step
 
@@ -49,6 +51,8 @@ class TaskNorm(nn.Module):
         features = step.settings["features"]
         kept = features if step.op == "norm" else 0
         self.momentum = MOMENTUM
+        self.ranks = ALONE  # who else looks at parts of the same batch
+        self.count = 0  # items of the whole batch, where others do
         self.gamma = nn.Parameter(torch.ones(features))
         self.beta = nn.Parameter(torch.zeros(features))
         self.register_buffer("mean", torch.zeros(kept))
@@ -79,5 +83,20 @@ class TaskNorm(nn.Module):
             return normalize(op, settings, x, self.gamma, self.beta)
         # In training the batch's own statistics are used and a running mean of them is kept, to look at validation
         # items by; `MaskedNetwork.finish` replaces it by the statistics of all the items.
+        if self.training and self.ranks.size > 1:
+            return self._over_all(x)
         state = (self.mean, self.var, self.gamma, self.beta)
         return F.batch_norm(x, *state, self.training, self.momentum, settings["eps"])
+
+    def _over_all(self, x: Tensor) -> Tensor:
+        """What `F.batch_norm` gives in training, with the statistics of the parts of all processes together."""
+        axes, shape = [0, *range(2, x.ndim)], (1, -1) + (1,) * (x.ndim - 2)
+        count = self.count * prod(x.shape[2:])
+        mean = summed(x.float().sum(axes), self.ranks) / count
+        centred = x.float() - mean.view(shape)
+        var = summed(centred.square().sum(axes), self.ranks) / count
+        with torch.no_grad():
+            self.mean.lerp_(mean, self.momentum)
+            self.var.lerp_(var * count / max(1, count - 1), self.momentum)
+        scale = self.gamma * torch.rsqrt(var + self.step.settings["eps"])
+        return (centred * scale.view(shape) + self.beta.view(shape)).to(x.dtype)

@@ -16,8 +16,10 @@ from etcl_deploy.config import Similarity
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.projection import principal
 from etcl_deploy.learn.similarity import DISTANCES, Comparison, Signature, decide
+from etcl_deploy.learn.task import Images, Items, load
 
 MOST = 2000  # items of a sample: more would tell nothing new
+FEATURE_BYTES = 1 << 28  # what the features of a task's items may take
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ class Portrait:
         return cls(original, learned, HeadInputs(*(memory[f"inputs/{piece.name}"] for piece in fields(HeadInputs))))
 
 
-def sample(images: Tensor, settings: Similarity, generator: torch.Generator) -> Tensor:
+def sample(images: Images, settings: Similarity, generator: torch.Generator) -> Tensor:
     """The items a task is compared by."""
     wanted = max(settings.sample_items, math.ceil(settings.sample_share * len(images)))
-    return images[torch.randperm(len(images), generator=generator)[: min(wanted, MOST)]]
+    return load(images, torch.randperm(len(images), generator=generator)[: min(wanted, MOST)])
 
 
 class Comparer:
@@ -96,11 +98,12 @@ class Comparer:
         return self.distance.describe(self.network.embed(items, name).cpu(), self.settings.energy)
 
     def compare(self, items: Tensor, portraits: Mapping[str, Portrait]) -> tuple[Comparison, ...]:
-        """A new task's sample held against every finished task (Eq. eq-dis, SDM)."""
+        """A new task's sample held against finished tasks, at most `candidates` of them (Eq. eq-dis, SDM)."""
         if self.settings.similar == "none" or not portraits:
             return ()
         original = self.original(items)
         between = self.distance.between
+        portraits = self._nearest(original, portraits)
         originals = [between(portrait.original, original) for portrait in portraits.values()]
         distances = [between(portrait.learned, self.learned(items, name)) for name, portrait in portraits.items()]
         verdicts = decide(list(portraits), distances, originals, self.settings.rule, self.settings.margin)
@@ -110,9 +113,36 @@ class Comparer:
             )
         return verdicts
 
+    def _nearest(self, original: Signature, portraits: Mapping[str, Portrait]) -> Mapping[str, Portrait]:
+        """The tasks that are nearest by nature, in the order they were learned.
 
-def describe_inputs(features: Tensor, labels: Tensor, classes: int, energy: float) -> HeadInputs:
+        Each costs a pass through its sub-network now and its head some epochs later: with any number of them before it
+        a task takes as long to learn as the one before.
+        """
+        if len(portraits) <= self.settings.candidates:
+            return portraits
+        nearest = sorted(portraits, key=lambda name: self.distance.roughly(portraits[name].original, original))
+        chosen = set(nearest[: self.settings.candidates])
+        return {name: portrait for name, portrait in portraits.items() if name in chosen}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Items as a head sees them: `[items, features]`, and their labels."""
+
+    features: Tensor
+    labels: Tensor
+
+
+def seen_by_head(network: MaskedNetwork, items: Items, name: str) -> Seen:
+    """What the head of a finished task sees of items; of very many, the first ones (after a split: any)."""
+    items = items.at_most(FEATURE_BYTES // (4 * network.plan.features))
+    return Seen(network.embed(items.images, name), items.labels.to(network.device))
+
+
+def describe_inputs(seen: Seen, classes: int, energy: float) -> HeadInputs:
     """The distribution of a task's head inputs, from its training items."""
+    features, labels = seen.features, seen.labels
     counts = torch.bincount(labels, minlength=classes)
     sums = torch.zeros(classes, features.shape[1], device=features.device).index_add_(0, labels, features)
     means = sums / counts.clamp_min(1).unsqueeze(1)

@@ -33,10 +33,14 @@ class Signature:
 
 @dataclass(frozen=True)
 class Distance:
-    """How to describe a sample, from its features `[items, dimensions]` and the energy to keep; how to compare two."""
+    """How to describe a sample, from its features `[items, dimensions]` and the energy to keep; how to compare two.
+
+    `roughly` orders others by how far they are, as `between` does by and large, in a fraction of its time.
+    """
 
     describe: Callable[[Tensor, float], Signature]
     between: Callable[[Signature, Signature], float]
+    roughly: Callable[[Signature, Signature], float]
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,12 @@ def transport(a: Signature, b: Signature) -> float:
     return float(ot.emd2(left.numpy(), right.numpy(), cost.numpy()))
 
 
+def apart(a: Signature, b: Signature) -> float:
+    """One minus the cosine of the angle between the covariances that two sets of weighted directions stand for."""
+    overlap = a.weights @ (a.points @ b.points.T).square() @ b.weights
+    return 1 - float(overlap / (a.weights.norm() * b.weights.norm()))
+
+
 def along_the_line(a: Signature, b: Signature) -> float:
     """The one-dimensional Wasserstein distance."""
     from scipy.stats import wasserstein_distance
@@ -107,11 +117,11 @@ def euclidean(a: Signature, b: Signature) -> float:
 
 
 DISTANCES: dict[str, Distance] = {
-    "centred_transport": Distance(centred_bases, transport),
-    "transport": Distance(bases, transport),
-    "flat_bases": Distance(flat_bases, along_the_line),
-    "flat_features": Distance(flat_features, along_the_line),
-    "euclidean": Distance(mean_feature, euclidean),
+    "centred_transport": Distance(centred_bases, transport, apart),
+    "transport": Distance(bases, transport, apart),
+    "flat_bases": Distance(flat_bases, along_the_line, along_the_line),
+    "flat_features": Distance(flat_features, along_the_line, along_the_line),
+    "euclidean": Distance(mean_feature, euclidean, euclidean),
 }
 
 Rule = Callable[[Sequence[float], Sequence[float]], list[float]]

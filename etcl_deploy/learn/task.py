@@ -1,28 +1,69 @@
-"""A task as the trainer sees it, wherever it came from."""
+"""A task as the trainer sees it, wherever it came from, in memory or still on disk."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+
+class StoredImages(ABC):
+    """Prepared images, uint8 `[n, height, width, channels]`, that stay on disk until a batch of them is looked at."""
+
+    dtype: ClassVar[torch.dtype] = torch.uint8
+    shape: torch.Size
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def take(self, chosen: Tensor) -> StoredImages:
+        """Some of them, still on disk."""
+
+    @abstractmethod
+    def read(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The images of every batch of indices; the next ones are read while one is looked at."""
+
+
+Images = Tensor | StoredImages
+
+
+def load(images: Images, chosen: Tensor | None = None) -> Tensor:
+    """Images, or those at the places `chosen` holds, in memory."""
+    if isinstance(images, StoredImages):
+        return next(images.read([torch.arange(len(images)) if chosen is None else chosen]))
+    return images if chosen is None else images[chosen]
+
+
+def parts(images: Images, size: int) -> Iterator[Tensor]:
+    """All images, `size` at a time."""
+    if isinstance(images, StoredImages):
+        return images.read(torch.split(torch.arange(len(images)), size))
+    return iter(torch.split(images, size))
 
 
 @dataclass(frozen=True)
 class Items:
     """Prepared images, uint8 `[n, height, width, channels]`, and their int64 labels."""
 
-    images: Tensor
+    images: Images
     labels: Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, chosen: Tensor) -> Items:
-        return Items(self.images[chosen], self.labels[chosen])
+        images = self.images.take(chosen) if isinstance(self.images, StoredImages) else self.images[chosen]
+        return Items(images, self.labels[chosen])
 
     def to(self, device: torch.device) -> Items:
         """The same items on a device; images stay where they are if they would fill more than half of it."""
+        if isinstance(self.images, StoredImages):
+            return self
         fits = device.type != "cuda" or self.images.nbytes < torch.cuda.mem_get_info(device)[0] // 2
         return Items(self.images.to(device) if fits else self.images, self.labels.to(device if fits else "cpu"))
 
@@ -39,16 +80,29 @@ class Items:
         """How many items `split` holds back."""
         return min(round(share * len(self)), len(self) - 1)
 
+    def at_most(self, count: int) -> Items:
+        """The first `count` items; after `split` they are in random order."""
+        return self if len(self) <= count else self[torch.arange(count)]
+
     def batches(self, size: int, generator: torch.Generator | None = None) -> list[Tensor]:
         """Indices in batches, shuffled by the generator if there is one; none of a single item if that can be helped.
 
         Batch normalization cannot learn from one item, so a single one left over joins the batch before it.
         """
         order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
-        parts = list(torch.split(order.to(self.labels.device), size))
-        if len(parts) > 1 and len(parts[-1]) == 1:
-            parts[-2:] = [torch.cat(parts[-2:])]
-        return parts
+        found = list(torch.split(order.to(self.labels.device), size))
+        if len(found) > 1 and len(found[-1]) == 1:
+            found[-2:] = [torch.cat(found[-2:])]
+        return found
+
+    def read(self, batches: Sequence[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and labels of every batch of indices, on a device."""
+        if isinstance(self.images, StoredImages):
+            found = self.images.read(batches)
+        else:
+            found = (self.images[batch] for batch in batches)
+        for images, batch in zip(found, batches, strict=True):
+            yield images.to(device), self.labels[batch].to(device)
 
 
 @dataclass(frozen=True)
@@ -57,9 +111,9 @@ class Task:
 
     name: str
     classes: tuple[str, ...]
-    train_x: Tensor
+    train_x: Images
     train_y: Tensor
-    test_x: Tensor
+    test_x: Images
     test_y: Tensor
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from etcl_deploy.config import Learning
 from etcl_deploy.errors import DataError, LearningError
@@ -22,7 +22,7 @@ from etcl_deploy.learn.methods import METHODS, Assignment, Method
 from etcl_deploy.learn.metrics import Row
 from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork
 from etcl_deploy.learn.run import Run
-from etcl_deploy.learn.task import Items, Task
+from etcl_deploy.learn.task import Images, Items, Task, load
 
 CROWDED = 0.999  # share of claimed weights from which on a task has none of its own
 
@@ -52,6 +52,8 @@ def learn_sequence(
         started = time.monotonic() - (snapshot.seconds if snapshot else 0)
         report(TaskStarted(task.name, len(run.tasks) + 1, total))
         learned = learn_task(method, task, run.knowledge, report, snapshot)
+        if network.ranks.size > 1:
+            network.ranks.same(fingerprint(network, task.name), f"what was learned of task {task.name!r}")
         known[task.name] = task
         run = replace(
             run,
@@ -91,24 +93,28 @@ def learn_task(
 def _learn(lesson: Lesson, method: Method, training: Items, validation: Items, report: Report) -> None:
     """All epochs of a task."""
     network, options = lesson.network, lesson.options
+    ranks = network.ranks
     autocast = torch.autocast(network.device.type, torch.bfloat16, enabled=options.precision == "bfloat16")
     moving = (options.rotation, options.zoom, options.shift)
     while not lesson.is_over:
         batches = lesson.start_epoch(training)
-        for batch in batches[lesson.step :]:
-            images, labels = training.images[batch].to(network.device), training.labels[batch].to(network.device)
+        left = batches[lesson.step :]
+        own = [batch[ranks.span(len(batch))] for batch in left]
+        for batch, (images, labels) in zip(left, training.read(own, network.device), strict=True):
             if any(moving):
-                images = moved(images, *moving, lesson.generator)
+                drawn = torch.rand(4, len(batch), generator=lesson.generator)
+                images = moved(images, *moving, drawn[:, ranks.span(len(batch))])
             method.look(_share(lesson, len(batches)))
-            with autocast:
-                logits = network(images)
-            loss = F.cross_entropy(logits.float(), labels)
-            penalty = method.penalty()
-            if penalty is not None:
-                loss = loss + penalty
-            lesson.descend(loss, partial(method.add_gradients, images, labels))
+            with network.sharing(len(batch)):
+                with autocast:
+                    logits = network(images)
+                loss = network.mean_loss(logits.float(), labels)
+                penalty = method.penalty()
+                if penalty is not None:
+                    loss = loss + penalty / ranks.size
+                total = lesson.descend(loss, partial(method.add_gradients, images, labels))
             method.correct()
-            lesson.loss += loss.detach() * len(batch)
+            lesson.loss += total * len(batch)
             lesson.step += 1
             place = (lesson.epoch + 1, options.epochs, lesson.step, len(batches))
             report(StepDone(lesson.task, *place, lesson.snapshot))
@@ -117,7 +123,8 @@ def _learn(lesson: Lesson, method: Method, training: Items, validation: Items, r
             raise diverged(lesson.task, options, f"its loss is {mean} after epoch {lesson.epoch + 1}")
         method.look(1.0)
         if options.patience or options.keep == "best":  # much hangs on this accuracy: no running mean will do
-            network.estimate_norms(training.images[part] for part in training.batches(EVALUATION_BATCH))
+            seen = training.read(training.batches(EVALUATION_BATCH), network.device)
+            network.estimate_norms(images for images, _ in seen)
         held = accuracy(network, validation) if len(validation) else None
         network.train()
         lesson.end_epoch(held)
@@ -135,16 +142,34 @@ def _share(lesson: Lesson, batches: int) -> float:
 
 def accuracy(network: MaskedNetwork, items: Items, name: str | None = None) -> float:
     """The share of items, in percent, that a finished task (None: the one being learned) gets right."""
+    if name is not None:
+        network.select(name)
+    right = torch.zeros((), dtype=torch.int64, device=network.device)
     with torch.no_grad():
-        right = network.answer(network.embed(items.images, name)).argmax(1) == items.labels.to(network.device)
-    return 100 * int(right.sum()) / len(right)
+        for images, labels in items.read(items.batches(EVALUATION_BATCH), network.device):
+            right += (network.answer(network.embed(images)).argmax(1) == labels).sum()
+    return 100 * int(right) / len(items)
 
 
 @torch.no_grad()
-def predict(network: MaskedNetwork, name: str, images: Tensor) -> Tensor:
+def predict(network: MaskedNetwork, name: str, images: Images) -> Tensor:
     """Logits of a finished task for any number of images, on the CPU."""
     features = network.embed(images, name)
     return network.answer(features).cpu()
+
+
+def fingerprint(network: MaskedNetwork, name: str) -> str:
+    """A digest of all that a task left in the network: backbone, scores, claimed weights; its mask, norms and head."""
+    state = network.finished[name]
+    found = hashlib.sha256()
+    for layer in network.masked_layers.values():
+        for tensor in (layer.weight.detach(), layer.scores.detach(), layer.claimed):
+            found.update(tensor.cpu().contiguous().numpy().data)
+    norms = [value for norm in state.norms.values() for value in (norm.gamma, norm.beta, norm.mean, norm.var)]
+    heads = [value for finished in network.finished.values() for value in finished.head.values()]
+    for tensor in (*state.masks.values(), *norms, *heads):
+        found.update(tensor.cpu().contiguous().numpy().data)
+    return found.hexdigest()
 
 
 def check_tasks(network: MaskedNetwork, tasks: Sequence[Task], options: Learning) -> None:
@@ -193,7 +218,7 @@ def _warnings(method: Method, training: Items, validation: Items) -> list[str]:
 def _check_finite(network: MaskedNetwork, training: Items, options: Learning, task: Task) -> None:
     """The last step may have broken what the loss did not yet show."""
     with torch.no_grad():
-        answers = network(training.images[:EVALUATION_BATCH].to(network.device))
+        answers = network(load(training.images, torch.arange(len(training))[:EVALUATION_BATCH]).to(network.device))
     if not all(bool(values.isfinite().all()) for values in (answers, *network.parameters())):
         raise diverged(task.name, options, "its weights or answers are not finite")
 
@@ -205,12 +230,15 @@ def diverged(task: str, options: Learning, what: str) -> LearningError:
 
 
 def _measure(method: Method, known: Mapping[str, Task], run: Run, task: Task, learned: Knowledge) -> Row:
-    """Test accuracy of every task so far, in percent; where there are no test items, what must still hold or None."""
-    changed = {change.task for change in learned.changes if change.kept}
+    """Test accuracy of every task so far, in percent; None where it may have changed and there are no test items.
+
+    A task whose head was not touched answers as it did, bit by bit: what was measured then still holds.
+    """
+    changed = {change.task for change in learned.changes if change.kept} | {task.name}
     row: list[float | None] = []
     for index, name in enumerate((*run.tasks, task.name)):
-        if name in known:
-            row.append(accuracy(method.network, known[name].test, name))
-        else:  # a head that was not changed answers as it did, bit by bit
-            row.append(None if name in changed or method.forgets else run.matrix[-1][index])
+        value = None if name in changed or method.forgets else run.matrix[-1][index]
+        if value is None and name in known:
+            value = accuracy(method.network, known[name].test, name)
+        row.append(value)
     return tuple(row)

@@ -76,9 +76,8 @@ class Ewc(Method):
         network = self.network
         layers = network.masked_layers
         found = {step: torch.zeros_like(layer.weight) for step, layer in layers.items()}
-        for place in range(len(items)):
-            item = items[torch.tensor([place])]
-            loss = F.cross_entropy(network(item.images.to(network.device)), item.labels.to(network.device))
+        for images, labels in items.read(torch.split(torch.arange(len(items)), 1), network.device):
+            loss = F.cross_entropy(network(images), labels)
             gradients = torch.autograd.grad(loss, [layer.weight for layer in layers.values()])
             for total, gradient in zip(found.values(), gradients, strict=True):
                 total += gradient.square() / len(items)

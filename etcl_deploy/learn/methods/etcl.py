@@ -20,7 +20,7 @@ from etcl_deploy.learn.knowledge import HeadChange, Knowledge, most_similar_firs
 from etcl_deploy.learn.lesson import FULL, Lesson, Shares
 from etcl_deploy.learn.methods.method import Assignment, Method
 from etcl_deploy.learn.network import MaskedNetwork, TaskState
-from etcl_deploy.learn.portrait import Comparer, Portrait, describe_inputs, sample
+from etcl_deploy.learn.portrait import Comparer, Portrait, describe_inputs, sample, seen_by_head
 from etcl_deploy.learn.similarity import Comparison
 from etcl_deploy.learn.task import Items, Task
 
@@ -67,9 +67,8 @@ class Etcl(Method):
         """Forward transfer as in the paper: one step along the score gradients through both masks."""
         model = self._model()
         if model and self.options.transfer.alignment == "once":
-            batches = [training[part] for part in training.batches(self.options.batch_size)]
             lesson.optimizer.zero_grad()
-            align(self.network, batches, model)
+            align(self.network, training, self.options.batch_size, model)
             lesson.step_along_gradients()
 
     def penalty(self) -> Tensor | None:
@@ -103,9 +102,9 @@ class Etcl(Method):
         return Knowledge(network.finished[given.task.name].head, portrait, self._comparisons, changes)
 
     def _portrait(self, given: Assignment) -> Portrait:
-        name, labels = given.task.name, given.training.labels.to(self.network.device)
-        features = self.network.embed(given.training.images, name)
-        inputs = describe_inputs(features, labels, len(given.task.classes), self.options.transfer.head_energy)
+        name = given.task.name
+        seen = seen_by_head(self.network, given.training, name)
+        inputs = describe_inputs(seen, len(given.task.classes), self.options.transfer.head_energy)
         return Portrait(self.comparer.original(self._items), self.comparer.learned(self._items, name), inputs)
 
     def _shares(self, start: TaskState | None, task: Task) -> Shares:

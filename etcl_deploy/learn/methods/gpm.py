@@ -15,6 +15,7 @@ from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.learn.lesson import Lesson
 from etcl_deploy.learn.methods.method import Assignment, Method
 from etcl_deploy.learn.projection import extended, outside
+from etcl_deploy.learn.task import load
 from etcl_deploy.operations import both
 from etcl_deploy.plan import Step
 
@@ -48,7 +49,7 @@ class Gpm(Method):
         """Add the inputs of every layer to its space."""
         self.settle(given.training, claims={})
         chosen = torch.randperm(len(given.training), generator=given.generator)[: self.options.others.gpm_items]
-        inputs = self._inputs(given.training.images[chosen], given.generator)
+        inputs = self._inputs(load(given.training.images, chosen), given.generator)
         energy = self.options.others.gpm_energy
         self.memory = {step: extended(self.memory.get(step), seen, energy) for step, seen in inputs.items()}
         return Knowledge(self.network.finished[given.task.name].head)

@@ -88,5 +88,5 @@ class Method:
         self, training: Items, masks: Masks | None = None, claims: Masks | None = None, *, alone: bool = False
     ) -> None:
         """Fix mask and normalization, and claim weights; see `MaskedNetwork.finish`."""
-        batches = (training.images[part] for part in training.batches(EVALUATION_BATCH))
-        self.network.finish(batches, masks, claims, alone=alone)
+        batches = training.read(training.batches(EVALUATION_BATCH), self.network.device)
+        self.network.finish((images for images, _ in batches), masks, claims, alone=alone)

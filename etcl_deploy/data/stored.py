@@ -1,0 +1,95 @@
+"""Images that are too many for memory: read from their files whenever a batch of them is needed.
+
+Processes of their own read ahead of the one that learns. Each holds at most `AHEAD` batches, so memory does not depend
+on how many images there are: `(AHEAD * workers + 1)` batches, and the paths.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from etcl_deploy.errors import DataError, InputError
+from etcl_deploy.learn.task import StoredImages
+from etcl_deploy.preprocessing import Preprocessing
+from etcl_deploy.runtime.images import prepare
+
+AHEAD = 2
+MOST_WORKERS = 8
+
+
+class ImageFiles(StoredImages):
+    """Image files, brought to the network's size as they are read."""
+
+    def __init__(self, paths: Sequence[Path] | np.ndarray, preprocessing: Preprocessing) -> None:
+        # As one block of bytes: a process that reads would copy a list of paths piece by piece, just by looking at it.
+        self.paths = paths if isinstance(paths, np.ndarray) else np.array([os.fsencode(path) for path in paths])
+        self.preprocessing = preprocessing
+        self.shape = torch.Size([len(self.paths), *preprocessing.shape])
+
+    def take(self, chosen: Tensor) -> ImageFiles:
+        """Some of them, still on disk."""
+        return ImageFiles(self.paths[chosen.cpu().numpy()], self.preprocessing)
+
+    def read(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The images of every batch of indices; a damaged one is a DataError."""
+        workers = min(_workers(), len(batches))
+        loader = DataLoader(
+            _Batches(self),
+            batch_size=None,
+            sampler=batches,
+            num_workers=workers,
+            prefetch_factor=AHEAD if workers else None,
+            generator=torch.Generator(),  # nothing is drawn from it; without one torch's own would be
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # that a process with threads forks
+            found = iter(loader)
+        for images in found:
+            if isinstance(images, str):
+                raise DataError(images)
+            yield images
+
+
+class _Batches(Dataset[Tensor | str]):
+    """What a reading process is asked for: the images of a batch, or what is wrong with one of them."""
+
+    def __init__(self, files: ImageFiles) -> None:
+        self.files = files
+
+    def __getitem__(self, batch: Tensor) -> Tensor | str:
+        try:
+            return read_files(self.files.paths[batch.cpu().numpy()], self.files.preprocessing)
+        except DataError as error:
+            return str(error)
+
+
+def read_files(paths: Sequence[Path] | np.ndarray, preprocessing: Preprocessing) -> Tensor:
+    """Image files as uint8 `[n, height, width, channels]`."""
+    found = torch.empty((len(paths), *preprocessing.shape), dtype=torch.uint8)
+    for image, path in zip(found, paths, strict=True):
+        image.copy_(read_file(Path(os.fsdecode(path)), preprocessing))
+    return found
+
+
+def read_file(path: Path, preprocessing: Preprocessing) -> Tensor:
+    """One image file; a damaged one is a DataError."""
+    try:
+        return prepare(path, preprocessing)
+    except InputError as error:
+        raise DataError(f"{error}; mend or remove it") from None
+
+
+def _workers() -> int:
+    """Processes that read: as many as there are cores for this one."""
+    from joblib import cpu_count  # takes a quarter of a second, and knows the limits of a container
+
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes that learn on this machine
+    return int(max(1, min(MOST_WORKERS, cpu_count() // beside)))

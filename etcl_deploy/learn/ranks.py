@@ -1,0 +1,119 @@
+"""Processes that learn one run together, as `torchrun` starts them: each looks at its part of every batch.
+
+Gradients are summed over them, batch statistics are those of the whole batch, and what is drawn at random every process
+draws for the whole batch: the result is that of one process with the same batches, up to the order in which numbers are
+added. What is done once a task (comparing, measuring) each does for itself, and `same` makes sure of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from etcl_deploy.errors import RunError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One of `size` processes, counted from 0. The first one writes, and speaks to the user."""
+
+    rank: int = 0
+    size: int = 1
+    kind: str = "cpu"  # of the device that messages between them start on
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes and speaks."""
+        return self.rank == 0
+
+    def span(self, count: int) -> slice:
+        """Which of `count` items are this process's; sizes differ by one at most."""
+        each, more = divmod(count, self.size)
+        start = self.rank * each + min(self.rank, more)
+        return slice(start, start + each + (self.rank < more))
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes, in one message."""
+        if self.size == 1:
+            return
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        self._together(dist.all_reduce, flat)
+        for tensor, total in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(total.view_as(tensor))
+
+    def any(self, *, wanted: bool) -> bool:
+        """Whether one of them wants something."""
+        if self.size == 1:
+            return wanted
+        votes = torch.tensor([float(wanted)], device=self.kind)
+        self.add_up([votes])
+        return bool(votes)
+
+    def same(self, value: str, what: str) -> None:
+        """Refuse to go on if `value` is not the same for all."""
+        if self.size == 1:
+            return
+        found: list[str] = [""] * self.size
+        self._together(dist.all_gather_object, found, value)
+        if len(set(found)) > 1:
+            other = next(rank for rank, theirs in enumerate(found) if theirs != found[0])
+            raise RunError(f"{what} differs between process 0 and process {other}; all need the same machine and data")
+
+    def _together(self, collective: Callable[..., object], *arguments: Any) -> None:
+        try:
+            collective(*arguments)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            hint = "start all of them again with --resume"
+            raise RunError(f"another process of this run has ended; {hint} (process {self.rank}: {reason})") from None
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def joined(kind: str) -> Iterator[Ranks]:
+    """This process among those `torchrun` started, on a `kind` of device; alone, if it did not."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield ALONE
+        return
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), size, kind)
+    finally:
+        dist.destroy_process_group()
+
+
+class Summed(torch.autograd.Function):
+    """The sum of a tensor over all processes; a gradient goes back to each of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+        """The sum, the same for all."""
+        ctx.ranks = ranks
+        total = x.clone()
+        ranks.add_up([total])
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """What each process's loss says about the sum, added up."""
+        total = gradients[0].clone()
+        ctx.ranks.add_up([total])
+        return total, None
+
+
+def summed(x: Tensor, ranks: Ranks) -> Tensor:
+    """The sum of a tensor over all processes, to be differentiated."""
+    total: Tensor = Summed.apply(x, ranks)  # type: ignore[no-untyped-call]
+    return total
