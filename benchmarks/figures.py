@@ -94,7 +94,7 @@ def two_hundred(record: Record) -> list[Figure]:
     first, last = row["acc_first_20"], row["acc_last_20"]
     times = [row.get(f"seconds_task_{number}") for number in (20, 200)]
     note = f"task 20 took {times[0]:.1f} s, task 200 {times[1]:.1f} s" if all(times) else ""
-    count = record["settings"].get("tasks") or 200
+    count = row.get("tasks", 200)
     return [Figure("L8", "", first - last, "points of ACC", last, first, 1, count=count, note=note)]
 
 

@@ -158,7 +158,7 @@ def _run(
     table: Table, benchmark: Benchmark, work: Path, results: Path, tell: Tell, limit: float | None
 ) -> tuple[int, str]:
     """Exit code and last line of a script, whose lines are passed on as they come."""
-    words = [] if limit is None else [*benchmark.quick]
+    words = [] if limit is None else ["--quick"]
     if benchmark.work:
         words += ["--work", str(work / benchmark.name)]
     results.mkdir(parents=True, exist_ok=True)

@@ -131,7 +131,6 @@ class Benchmark:
     data: tuple[str, ...] = ()
     work: bool = False
     timed: bool = False
-    quick: tuple[str, ...] = ("--quick",)
     smaller: str = ""
     grows: bool = False
 
