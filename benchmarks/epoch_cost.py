@@ -47,7 +47,7 @@ def main(say: Callable[[str], None]) -> None:
     parser.add_argument("--epochs", type=int, default=load_recipe("femnist1").learning.epochs)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--width", type=int, help="of another network than the recipe's")
-    arguments = read_options(parser, similar=3, epochs=10, width=8)
+    arguments = read_options(parser, similar=3, epochs=6, width=8)
     config = load_recipe("femnist1").with_values({"epochs": arguments.epochs, "width": arguments.width})
     tasks = find_tasks(config, None).tasks[: arguments.similar + 1]
     # The tasks before it take the same time however well they were learned.

@@ -45,7 +45,7 @@ PAPER: dict[str, dict[str, float]] = {
     "without-alignment": {"acc": 79.83},
     "without-bi-objective": {"acc": 69.37},
 }
-QUICK = {"tasks": 3, "epochs": 3, "learning_rate": 0.001}  # the rate is better with so few epochs
+QUICK = {"tasks": 3, "epochs": 4, "width": 10, "learning_rate": 0.001}  # the rate is better with so few epochs
 TARGETS = [variant for variant in VARIANTS if variant != "wsn"]  # what they need
 Found = dict[tuple[str, int], dict[str, Any]]
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ VARIABLE = "ETCL_RESULTS"  # another folder in its place
 def read_options(parser: argparse.ArgumentParser, **quick: Any) -> argparse.Namespace:
     """What was given on the command line; with --quick, `quick` are the defaults, and no recorded result is touched."""
     parser.add_argument("--quick", action="store_true", help=f"a smaller experiment: {quick}; recorded nowhere")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it can be stopped from where that is ignored, too
     if parser.parse_known_args()[0].quick:
         parser.set_defaults(**quick)
         os.environ.setdefault(VARIABLE, tempfile.mkdtemp())

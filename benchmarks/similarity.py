@@ -40,7 +40,7 @@ from etcl_deploy.preprocessing import Preprocessing
 PREPROCESSING = Preprocessing(28, 28, 1, 0.5, 0.5)
 ITEMS = 700  # of every task to learn from; it has 100 more to be measured by
 SEQUENCES = ["all", "none", "none_back", "permuted", "mixed"]
-QUICK = {"tasks": 6, "epochs": 4}
+QUICK = {"tasks": 6, "epochs": 4, "width": 10}
 Pair = tuple[str, str]  # an earlier task and a later one
 
 

@@ -66,6 +66,8 @@ def lacks(table: Table, benchmark: Benchmark) -> str:
     """Why a benchmark cannot be run here; empty if it can."""
     if not (table.folder / f"{benchmark.name}.py").exists():
         return f"there is no benchmarks/{benchmark.name}.py yet"
+    if not benchmark.data:
+        return ""
     from etcl_deploy.data.inventory import VARIABLE, data_root, place_of  # with torch behind it
 
     missing = [name for name in benchmark.data if place_of(name, data_root()) is None]

@@ -56,7 +56,7 @@ def measured_report(rows: Sequence[Row], *, quick: bool) -> RenderableType:
         made.add_row(*_asked(row), in_words(row.measured), in_words(row.recorded), _verdict(row))
     lines: list[RenderableType] = [made]
     if any(row.verdict.startswith("~") or row.verdict == "too small" for row in rows):
-        text = "~, too small: a smaller experiment than the target's, so its figure is an indication only:"
+        text = "~, too small: a smaller experiment than the target's, so its figure is an indication only (in brackets: the target's):"
         lines.append(Text(text, QUIET))
     for reason, group in groupby(sorted(rows, key=lambda row: row.reason), lambda row: row.reason):
         if reason:
