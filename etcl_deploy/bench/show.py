@@ -16,6 +16,7 @@ from etcl_deploy.render import BAD, GOOD, QUIET, Rows, table
 
 STYLES = {"aim": f"bold {GOOD}", "now": GOOD, "miss": f"bold {BAD}", "failed": f"bold {BAD}"}
 WIDTHS = {"now": 10, "aim": 10, "measured": 12, "recorded": 12, "verdict": 8}  # the words get the rest
+SMALLER = "~, too small: a smaller experiment than the target's (in brackets), so its figure is an indication only:"
 KEYS = ("ratio", "ours", "other", "unit", "repeats", "settings")
 
 
@@ -56,8 +57,7 @@ def measured_report(rows: Sequence[Row], *, quick: bool) -> RenderableType:
         made.add_row(*_asked(row), in_words(row.measured), in_words(row.recorded), _verdict(row))
     lines: list[RenderableType] = [made]
     if any(row.verdict.startswith("~") or row.verdict == "too small" for row in rows):
-        text = "~, too small: a smaller experiment than the target's, so its figure is an indication only (in brackets: the target's):"
-        lines.append(Text(text, QUIET))
+        lines.append(Text(SMALLER, QUIET))
     for reason, group in groupby(sorted(rows, key=lambda row: row.reason), lambda row: row.reason):
         if reason:
             names = dict.fromkeys(row.target.id for row in group)
