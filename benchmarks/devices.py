@@ -24,7 +24,7 @@ from typing import Any
 
 import onnxruntime
 import torch
-from record import write_result
+from record import read_options, write_result
 from served import show, write_made
 from torch import nn
 
@@ -43,7 +43,7 @@ from etcl_deploy.train import train
 ROOT = Path(__file__).parent.parent
 DENSITIES = (0.1, 0.2, 0.4, 0.5)
 BACKBONES = {"resnet18": 20, "alexnet": 32, "lenet5": 20, "fcn3": 300, "devices:vgg": 16}
-EPOCHS, ROUNDS, TIMES = 5, 9, 40
+ROUNDS, TIMES = 9, 40
 FORMS = {
     "fp32": Form(),
     "int8": Form(precision="int8"),
@@ -100,10 +100,10 @@ def ratio(times: dict[str, list[float]], one: str, other: str) -> float:
     return median(a / b for a, b in zip(times[one], times[other], strict=True))
 
 
-def row_of(backbone: str, density: float, work: Path) -> dict[str, Any]:
+def row_of(backbone: str, density: float, work: Path, learning: dict[str, int]) -> dict[str, Any]:
     """All figures of one network at one density."""
-    learning = {"epochs": EPOCHS, "learning_rate": 0.001}  # with the recipe's 0.003 lenet5 does not learn
     values = {"backbone": backbone, "width": BACKBONES[backbone], "density": density, "size": 32, **learning}
+    values["learning_rate"] = 0.001  # with the recipe's 0.003 lenet5 does not learn
     config = load_recipe("digits").with_values(values)
     tasks = find_tasks(config, None).tasks
     work = work / f"{backbone.partition(':')[0]} {density}"
@@ -192,19 +192,23 @@ def edge_budget(work: Path, say: Callable[[str], None]) -> dict[str, float]:
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    work: Path = parser.parse_args().work
+    parser.add_argument("--networks", nargs="+", default=list(BACKBONES), choices=BACKBONES)
+    parser.add_argument("--densities", type=float, nargs="+", default=DENSITIES)
+    parser.add_argument("--tasks", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=5)
+    arguments = read_options(parser, networks=["resnet18"], densities=[0.4, 0.1], tasks=2, epochs=2)
+    work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {
-        "edge": edge_budget(work, say),
-        "hundred_tasks_seconds": hundred(work, say),
-        "networks": {},
-    }
-    for backbone in BACKBONES:
-        for density in DENSITIES:
-            row = row_of(backbone, density, work)
+    learning = {"epochs": arguments.epochs, "tasks": arguments.tasks}
+    result: dict[str, Any] = {"networks": {}}
+    if not arguments.quick:
+        result |= {"edge": edge_budget(work, say), "hundred_tasks_seconds": hundred(work, say)}
+    for backbone in arguments.networks:
+        for density in arguments.densities:
+            row = row_of(backbone, density, work, learning)
             result["networks"][f"{backbone} {density}"] = row
             say(f"{backbone} {density}: {show(**{key: row[key] for key in ('accuracy', 'D1', 'D2', 'D3', 'D4')})}")
-    settings = {"densities": DENSITIES, "widths": BACKBONES, "epochs": EPOCHS, "rounds": ROUNDS, "times": TIMES}
+    settings = {"densities": arguments.densities, "widths": BACKBONES, **learning, "rounds": ROUNDS, "times": TIMES}
     write_result("devices", ["D1", "D2", "D3", "D4"], result, settings)
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 
-from record import write_result
+from record import read_options, write_result
 
 from etcl_deploy.build import build_network
 from etcl_deploy.config import Learning
@@ -46,8 +46,9 @@ def main(say: Callable[[str], None]) -> None:
     parser.add_argument("--similar", type=int, default=5, help="tasks before it, all similar")
     parser.add_argument("--epochs", type=int, default=load_recipe("femnist1").learning.epochs)
     parser.add_argument("--repeats", type=int, default=5)
-    arguments = parser.parse_args()
-    config = load_recipe("femnist1").with_values({"epochs": arguments.epochs})
+    parser.add_argument("--width", type=int, help="of another network than the recipe's")
+    arguments = read_options(parser, similar=3, epochs=6, width=8)
+    config = load_recipe("femnist1").with_values({"epochs": arguments.epochs, "width": arguments.width})
     tasks = find_tasks(config, None).tasks[: arguments.similar + 1]
     # The tasks before it take the same time however well they were learned.
     before = learn_sequence(build_network(config), tasks[:-1], replace(config.learning, epochs=1))
@@ -69,7 +70,9 @@ def main(say: Callable[[str], None]) -> None:
         "aim": 1.05,
     }
     say(f"ratio {result['ratio']:.3f}; at most 1.15, aim 1.05")
-    write_result("epoch_cost", ["L6"], result, {"similar": arguments.similar, "epochs": arguments.epochs})
+    write_result(
+        "epoch_cost", ["L6"], result, {name: getattr(arguments, name) for name in ("similar", "epochs", "width")}
+    )
 
 
 if __name__ == "__main__":

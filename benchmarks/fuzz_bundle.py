@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import write_result
+from record import read_options, write_result
 
 from etcl_deploy.bundle import format
 from etcl_deploy.bundle.bundle import load_bundle, to_bytes
@@ -284,7 +284,7 @@ def main(say: Callable[[str], None]) -> None:
     parser.add_argument("--flips", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--try", dest="only_try", action="store_true", help="keep no result")
-    arguments = parser.parse_args()
+    arguments = read_options(parser, cases=2000, flips=1000)
     torch.set_num_threads(1)
     result = fuzz(arguments.cases, arguments.flips, arguments.seed)
     say(json.dumps(result, indent=1))

@@ -30,7 +30,7 @@ import load
 import psutil
 import torch
 from PIL import Image
-from record import write_result
+from record import read_options, write_result
 from served import apply_load, images, plain_scores, pss, requests_for, workers_of, write_made
 
 from etcl_deploy.bundle.bundle import load_bundle
@@ -45,7 +45,7 @@ CONNECTIONS = 32
 BAD_SHARE = 0.1
 PICTURES = 5  # of each task
 FURTHEST = 1e-5  # from the plain network, in probability
-ROUNDS, SECONDS = 5, 5.0
+ROUNDS = 5
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -191,7 +191,8 @@ def main(say: Callable[[str], None]) -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--tasks", type=int, default=100)
     parser.add_argument("--try", action="store_true", dest="trying")
-    arguments = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=5.0, help="of every load beside the other")
+    arguments = read_options(parser, requests=3000, tasks=20, seconds=2.0)
     work, tasks = arguments.work, arguments.tasks
     work.mkdir(parents=True, exist_ok=True)
     bundle = write_made(work / "made.etcl", tasks)
@@ -207,10 +208,8 @@ def main(say: Callable[[str], None]) -> None:
         ratios = []
         for seed in range(0 if arguments.trying else ROUNDS):
             both = [
-                apply_load(
-                    server, requests, mixed(len(good), kinds if dirty else [(0, 1)], 50_000, seed), CONNECTIONS, SECONDS
-                )
-                for dirty in (False, True)
+                apply_load(server, requests, mixed(len(good), sent, 50_000, seed), CONNECTIONS, arguments.seconds)
+                for sent in ([(0, 1)], kinds)
             ]
             # Of good answers, beside nine tenths of a clean run: refusals are quick and count for nothing. Those with a
             # describe header are answered 200, too.

@@ -6,12 +6,16 @@ millisecond of processor time a request, this a twentieth of that.
 
 from __future__ import annotations
 
+import json
 import selectors
 import socket
+import subprocess
+import sys
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 PATIENCE = 130  # seconds for one answer, after which the request counts as lost
@@ -150,6 +154,14 @@ def measure(port: int, requests: Sequence[bytes], order: Sequence[int], connecti
     return Load(len(answers), bad, took, sorted(answer.seconds for answer in answers))
 
 
+def measure_apart(port: int, requests: Sequence[bytes], order: Sequence[int], connections: int, seconds: float) -> Load:
+    """The same from another process, which has nothing but this file to import."""
+    told = [port, [b64encode(request).decode() for request in requests], list(order), connections, seconds]
+    command = [sys.executable, "-I", __file__]
+    done = subprocess.run(command, input=json.dumps(told), stdout=subprocess.PIPE, text=True, check=True)
+    return Load(**json.loads(done.stdout))
+
+
 def parsed(data: bytearray) -> tuple[int, bytes, bool] | None:
     """Status, body and whether the connection stays open, once all of an answer is there."""
     end = data.find(b"\r\n\r\n")
@@ -161,3 +173,8 @@ def parsed(data: bytearray) -> tuple[int, bytes, bool] | None:
     if len(data) < end + 4 + length:
         return None
     return int(head[9:12]), bytes(data[end + 4 : end + 4 + length]), b"connection: close" not in head
+
+
+if __name__ == "__main__":
+    port, encoded, *rest = json.load(sys.stdin)
+    sys.stdout.write(json.dumps(asdict(measure(port, [b64decode(text) for text in encoded], *rest))))

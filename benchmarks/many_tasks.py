@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from record import write_result
+from record import read_options, write_result
 from served import apply_load, order_of, pss, requests_for, show, workers_of, write_made
 
 from etcl_deploy.deploy import Wishes
@@ -28,7 +28,7 @@ from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
 
-FEW, CONNECTIONS, ROUNDS, SECONDS = 10, 4, 5, 6.0
+FEW, CONNECTIONS, ROUNDS = 10, 4, 5
 MIXES = ("zipf", "distinct")
 
 
@@ -43,7 +43,9 @@ def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--tasks", type=int, nargs="+", default=[1000, 10_000])
-    arguments = parser.parse_args()
+    parser.add_argument("--seconds", type=float, default=6.0, help="of every load")
+    parser.add_argument("--warm", type=int, default=4000, help="requests before anything is measured")
+    arguments = read_options(parser, tasks=[100], seconds=2.0, warm=1000)
     result = {}
     for many in arguments.tasks:
         with ExitStack() as stack:
@@ -58,21 +60,23 @@ def main(say: Callable[[str], None]) -> None:
                 started[count] = time.monotonic() - began
                 say(f"{count} tasks: started in {started[count]:.1f} s")
             for count, server in servers.items():
-                apply_load(server, requests_for(server, range(count)), order_of("distinct", 4000, count), CONNECTIONS)
+                order = order_of("distinct", arguments.warm, count)
+                apply_load(server, requests_for(server, range(count)), order, CONNECTIONS)
             mixes = {}
             for mix in MIXES:
                 rows: dict[int, list[dict[str, Any]]] = {count: [] for count in servers}
                 for seed in range(ROUNDS):
                     for count, server in servers.items():
                         order = order_of(mix, 20_000, count, seed)
-                        found = apply_load(server, requests_for(server, range(count)), order, CONNECTIONS, SECONDS)
+                        requests = requests_for(server, range(count))
+                        found = apply_load(server, requests, order, CONNECTIONS, arguments.seconds)
                         rows[count].append(found.columns())
                         say(show(mix=mix, tasks=count, **rows[count][-1]))
                 mixes[mix] = {key: _beside(rows[FEW], rows[many], key) for key in ("p50_ms", "p99_ms", "throughput")}
                 say(f"{mix}, {many} tasks: p99 {mixes[mix]['p99_ms']['ratio']:.3f} of that with {FEW}")
             memory = {count: pss(workers_of(server)[0]) for count, server in servers.items()}
         result[many] = {"mixes": mixes, "start_seconds": started, "worker_bytes": memory}
-    settings = {"few": FEW, "connections": CONNECTIONS, "rounds": ROUNDS, "seconds": SECONDS}
+    settings = {"few": FEW, "connections": CONNECTIONS, "rounds": ROUNDS, "seconds": arguments.seconds}
     write_result("many_tasks", ["S8"], result, settings)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from record import write_result
+from record import read_options, write_result
 from served import apply_load, order_of, pss, requests_for, show, workers_of, write_made
 
 from etcl_deploy.bundle.bundle import load_bundle
@@ -30,8 +30,12 @@ from etcl_deploy.export.to_mar import archive
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 
-COUNTS = (1, 26, 51, 76, 101)
-STARTS = 3  # what the allocator keeps varies by megabytes from start to start
+# What is told to a server: precision of heads, bytes of its cache.
+SLOPES: dict[str, tuple[str, int | None]] = {
+    "S1": ("fp32", 5_000_000),
+    "S1, fp16": ("fp16", 5_000_000),
+    "S1, default cache": ("fp32", None),
+}
 
 
 def mapped(process: psutil.Process) -> int:
@@ -56,27 +60,29 @@ def asked(bundle: Path, store: Path, tasks: int, workers: int, cache_bytes: int 
         return [pss(worker) for worker in found], [mapped(worker) for worker in found]
 
 
-def slope(work: Path, precision: str, cache_bytes: int | None, say: Callable[[str], None]) -> dict[str, Any]:
+def slope(work: Path, kind: str, counts: list[int], starts: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Bytes of one task more, beside a dense copy."""
+    precision, cache_bytes = SLOPES[kind]
     points = {}
-    for count in COUNTS:
+    for count in counts:
         bundle = write_made(work / "made.etcl", count, precision=precision)
-        points[count] = [asked(bundle, work, count, 1, cache_bytes)[0][0] for _ in range(STARTS)]
+        points[count] = [asked(bundle, work, count, 1, cache_bytes)[0][0] for _ in range(starts)]
         say(f"{precision}, cache {cache_bytes}: {count} tasks, {[round(found / 1e6, 1) for found in points[count]]} MB")
     bytes_each = float(np.polyfit(list(points), [median(found) for found in points.values()], 1)[0])
-    dense = separate_bytes(load_bundle(bundle)) / COUNTS[-1]
+    dense = separate_bytes(load_bundle(bundle)) / counts[-1]
     return {"pss": points, "bytes_each": bytes_each, "dense": dense, "ratio": bytes_each / dense}
 
 
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    work: Path = parser.parse_args().work
-    found = {
-        "S1": slope(work, "fp32", 5_000_000, say),
-        "S1, fp16": slope(work, "fp16", 5_000_000, say),
-        "S1, default cache": slope(work, "fp32", None, say),
-    }
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 26, 51, 76, 101], help="tasks")
+    # What the allocator keeps varies by megabytes from start to start.
+    parser.add_argument("--starts", type=int, default=3, help="of a server at each of these points")
+    parser.add_argument("--slopes", nargs="+", default=list(SLOPES), choices=SLOPES)
+    arguments = read_options(parser, counts=[1, 101], slopes=["S1"])
+    work, counts, starts = arguments.work, arguments.counts, arguments.starts
+    found = {kind: slope(work, kind, counts, starts, say) for kind in arguments.slopes}
     bundle = write_made(work / "made.etcl", 100)
     one, two = (sum(asked(bundle, work, 100, workers, 5_000_000)[1]) for workers in (1, 2))
     found["S2"] = {"one": one, "two": two, "ratio": (two - one) / one}
@@ -88,7 +94,7 @@ def main(say: Callable[[str], None]) -> None:
                 one_over=round(1 / row["ratio"], 1) if row["ratio"] > 0 else None,
             )
         )
-    write_result("memory", ["S1", "S2"], found, {"tasks": COUNTS, "starts": STARTS})
+    write_result("memory", ["S1", "S2"], found, {"tasks": counts, "starts": starts})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from PIL import Image, ImageDraw
-from record import write_result
+from record import read_options, write_result
 
 from etcl_deploy.serve.properties import any_free_port
 
@@ -124,11 +124,18 @@ def walk(work: Path, *learning: object) -> dict[str, Any]:
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, help="a new folder to keep drawings, run and report in")
-    work = parser.parse_args().work
+    parser.add_argument("--epochs", type=int, help="other than the default")
+    arguments = read_options(parser, epochs=3)
+    work, learning = arguments.work, ["--epochs", arguments.epochs] if arguments.epochs else []
     with TemporaryDirectory() as temporary:
-        result = walk(work or Path(temporary))
+        result = walk(work or Path(temporary), *learning)
     say(json.dumps(result, indent=1))
-    write_result("own_data", ["P1"], result, {"tasks": list(HANDS), "classes": list(SHAPES), "drawings": EACH})
+    write_result(
+        "own_data",
+        ["P1"],
+        result,
+        {"tasks": list(HANDS), "classes": list(SHAPES), "drawings": EACH, "epochs": arguments.epochs},
+    )
 
 
 if __name__ == "__main__":

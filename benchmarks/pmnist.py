@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from record import in_words, measure_once, measured, spread, write_result
+from record import in_words, measure_once, measured, read_options, spread, write_result
 from torch import Tensor
 
 from etcl_deploy.config import Config
@@ -19,6 +19,8 @@ from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import train
+
+QUICK = {"tasks": 3, "epochs": 3}
 
 
 def learn(config: Config, say: Callable[[str], None]) -> dict[str, object]:
@@ -42,9 +44,9 @@ def learn(config: Config, say: Callable[[str], None]) -> dict[str, object]:
     return {**run.summary(config), "layers_changed_after_being_claimed": changed}
 
 
-def config_of(seed: str) -> Config:
-    """The recipe's settings."""
-    return load_recipe("pmnist").with_values({"seed": int(seed)})
+def config_of(changed: dict[str, int], seed: str) -> Config:
+    """The recipe's settings, some of them changed."""
+    return load_recipe("pmnist").with_values({**changed, "seed": int(seed)})
 
 
 def owned(layer: MaskedLayer, mask: Tensor) -> bytes:
@@ -55,10 +57,11 @@ def owned(layer: MaskedLayer, mask: Tensor) -> bytes:
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    arguments = parser.parse_args()
+    arguments = read_options(parser, seeds=[0])
+    settings = partial(config_of, QUICK if arguments.quick else {})
     for seed in map(str, arguments.seeds):
-        measure_once(partial(learn, config_of(seed), say), "pmnist", seed, config_of(seed).as_json())
-    runs = measured("pmnist", lambda seed: config_of(seed).as_json()).values()
+        measure_once(partial(learn, settings(seed), say), "pmnist", seed, settings(seed).as_json())
+    runs = measured("pmnist", lambda seed: settings(seed).as_json()).values()
     result = {
         "acc": spread([run["acc"] for run in runs]),
         "bwt": [run["bwt"] for run in runs],
@@ -66,7 +69,8 @@ def main(say: Callable[[str], None]) -> None:
         "paper": {"acc": 97.11, "one": 96.70, "differs": "6,000 training items a task, ours 57,000"},
     }
     say(f"ACC {in_words(result['acc'])} (paper 97.11)")
-    write_result("pmnist", ["L3"], result, load_recipe("pmnist").as_json())
+    recipe = load_recipe("pmnist").with_values(QUICK if arguments.quick else {})
+    write_result("pmnist", ["L3"], result, recipe.as_json())
 
 
 if __name__ == "__main__":

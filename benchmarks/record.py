@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
+import signal
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -17,18 +20,34 @@ from etcl_deploy.learn.run import current_versions
 from etcl_deploy.settings import config_from
 
 RESULTS = Path(__file__).parent / "results"
+VARIABLE = "ETCL_RESULTS"  # another folder in its place
+
+
+def read_options(parser: argparse.ArgumentParser, **quick: Any) -> argparse.Namespace:
+    """What was given on the command line; with --quick, `quick` are the defaults, and no recorded result is touched."""
+    parser.add_argument("--quick", action="store_true", help=f"a smaller experiment: {quick}; recorded nowhere")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it can be stopped from where that is ignored, too
+    if parser.parse_known_args()[0].quick:
+        parser.set_defaults(**quick)
+        os.environ.setdefault(VARIABLE, tempfile.mkdtemp())
+    return parser.parse_args()
+
+
+def results() -> Path:
+    """Where results are kept."""
+    return Path(os.environ.get(VARIABLE) or RESULTS)
 
 
 def write_result(name: str, targets: Sequence[str], result: Any, settings: Mapping[str, Any]) -> None:
     """Write `results/NAME.json`."""
     record = {"targets": list(targets), "result": result, "settings": dict(settings), **circumstances()}
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    results().mkdir(exist_ok=True)
+    (results() / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def measure_once(measure: Callable[[], Mapping[str, Any]], folder: str, name: str, config: Mapping[str, Any]) -> None:
     """Keep what a long run gives as `results/FOLDER/NAME.json`; one that is there is not repeated."""
-    path = RESULTS / folder / f"{name}.json"
+    path = results() / folder / f"{name}.json"
     if path.exists():
         _check(path, json.loads(path.read_text()), config)
     else:
@@ -40,9 +59,9 @@ def measure_once(measure: Callable[[], Mapping[str, Any]], folder: str, name: st
 
 def measured(folder: str, config_of: Callable[[str], Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """All that `measure_once` kept, by name; what was measured with other settings than today's is refused."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted((RESULTS / folder).glob("*.json"))}
+    found = {path.stem: json.loads(path.read_text()) for path in sorted((results() / folder).glob("*.json"))}
     for name, result in found.items():
-        _check(RESULTS / folder / f"{name}.json", result, config_of(name))
+        _check(results() / folder / f"{name}.json", result, config_of(name))
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -107,8 +106,7 @@ def apply_load(
     server: Server, requests: Sequence[bytes], order: Sequence[int], connections: int, seconds: float = 1e9
 ) -> load.Load:
     """Send requests in an order from another process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(load.measure, (server.port, list(requests), list(order), connections, seconds))
+    return load.measure_apart(server.port, requests, order, connections, seconds)
 
 
 def workers_of(server: Server) -> list[psutil.Process]:

@@ -12,15 +12,17 @@ mix, from another process with 32 keep-alive connections. Last, where the time o
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from dense import write_dense
-from record import write_result
+from record import RESULTS, read_options, write_result
 from served import MIXES, apply_load, metrics, order_of, requests_for, show, write_made
 
 from etcl_deploy.deploy import Wishes
@@ -31,8 +33,6 @@ from etcl_deploy.serve.server import Server
 
 TASKS = 100
 CONNECTIONS = 32
-WARM = 4000  # requests before anything is measured: Java compiles as it goes
-SECONDS = 5.0
 ROUNDS = 5
 CACHES = (512, 5)  # MB; the first is the default, the second holds one task
 OURS = f"cache {CACHES[0]} MB"
@@ -63,34 +63,51 @@ def our_server(bundle: Path, store: Path, name: str, cache_mb: int) -> Iterator[
         yield server
 
 
-def warm(server: Server) -> None:
-    apply_load(server, requests_for(server, range(TASKS)), order_of("distinct", WARM, TASKS), CONNECTIONS)
+def recorded_best(count: int) -> list[Choice]:
+    """The settings that were best for the other side when all were tried."""
+    tuning = json.loads((RESULTS / "serving.json").read_text())["result"]["tuning"]
+    return [choice for name in list(tuning)[:count] for choice in GRID if " ".join(map(str, choice)) == name]
 
 
-def measured(server: Server, mix: str, seed: int) -> dict[str, Any]:
-    order = order_of(mix, 100_000, TASKS, seed)
-    return apply_load(server, requests_for(server, range(TASKS)), order, CONNECTIONS, SECONDS).columns()
+@dataclass(frozen=True)
+class Loads:
+    """How long servers are asked."""
+
+    warm: int  # requests before anything is measured: Java compiles as it goes
+    seconds: float
+
+    def warm_up(self, server: Server) -> None:
+        order = order_of("distinct", self.warm, TASKS)
+        apply_load(server, requests_for(server, range(TASKS)), order, CONNECTIONS)
+
+    def measure(self, server: Server, mix: str, seed: int) -> dict[str, Any]:
+        order = order_of(mix, 100_000, TASKS, seed)
+        return apply_load(server, requests_for(server, range(TASKS)), order, CONNECTIONS, self.seconds).columns()
 
 
-def tune(bundle: Path, store: Path, say: Callable[[str], None]) -> dict[Choice, float]:
+def tune(
+    bundle: Path, store: Path, choices: Sequence[Choice], loads: Loads, say: Callable[[str], None]
+) -> dict[Choice, float]:
     """What the other side reaches with each of its settings, best first."""
     found = {}
-    for choice in GRID:
+    for choice in choices:
         with dense_server(bundle, store, choice) as server:
-            warm(server)
-            found[choice] = max(measured(server, "identical", seed)["throughput"] for seed in range(2))
+            loads.warm_up(server)
+            found[choice] = max(loads.measure(server, "identical", seed)["throughput"] for seed in range(2))
         say(f"dense {choice}: {found[choice]}")
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def compare(servers: dict[str, Server], say: Callable[[str], None]) -> dict[str, Any]:
+def compare(
+    servers: dict[str, Server], mixes: Sequence[str], loads: Loads, say: Callable[[str], None]
+) -> dict[str, Any]:
     """For every mix the columns of every server and the median of the ratios to the other side, round by round."""
     found: dict[str, Any] = {}
-    for mix in MIXES:
+    for mix in mixes:
         rows: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
         for seed in range(ROUNDS):
             for name, server in servers.items():
-                rows[name].append(measured(server, mix, seed))
+                rows[name].append(loads.measure(server, mix, seed))
         other = [row["throughput"] for row in rows["dense"]]
         for name, own in rows.items():
             ratios = [row["throughput"] / before for row, before in zip(own, other, strict=True)]
@@ -118,30 +135,37 @@ def stages(server: Server) -> dict[str, float]:
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    work: Path = parser.parse_args().work
+    parser.add_argument("--mixes", nargs="+", default=MIXES, choices=MIXES)
+    parser.add_argument("--warm", type=int, default=4000, help="requests before anything is measured")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of every load")
+    parser.add_argument("--tuning", type=int, default=len(GRID), help="try only so many, those recorded as the best")
+    arguments = read_options(parser, mixes=["zipf", "uniform"], warm=1500, seconds=2.0, tuning=3)
+    work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
+    loads = Loads(arguments.warm, arguments.seconds)
     bundle = write_made(work / "made.etcl", TASKS)
-    tried = tune(bundle, work / "dense", say)
+    choices = GRID if arguments.tuning >= len(GRID) else recorded_best(arguments.tuning)
+    tried = tune(bundle, work / "dense", choices, loads, say)
     best = next(iter(tried))
     chosen = {"dense": best}
-    if best[0] != "torch":
+    if best[0] != "torch" and not arguments.quick:
         chosen["dense, torch"] = next(choice for choice in tried if choice[0] == "torch")
     with ExitStack() as stack:
         servers = {
             name: stack.enter_context(dense_server(bundle, work / "dense", choice)) for name, choice in chosen.items()
         }
-        for size in CACHES:
+        for size in CACHES[: 1 if arguments.quick else None]:
             servers[f"cache {size} MB"] = stack.enter_context(our_server(bundle, work / "ours", f"m{size}", size))
         for server in servers.values():
-            warm(server)
-        results = compare(servers, say)
-        where = stages(servers[OURS])
+            loads.warm_up(server)
+        results = compare(servers, arguments.mixes, loads, say)
+        where = {} if arguments.quick else stages(servers[OURS])
     say(show(**{name: round(value, 3) for name, value in where.items()}))
     figures = {
         target: {"ratio": results[mix][OURS]["ratio"], "unit": "requests a second"}
         for target, mix in (("S3", "zipf"), ("S4", "uniform"))
     }
-    settings = {"tasks": TASKS, "connections": CONNECTIONS, "rounds": ROUNDS, "seconds": SECONDS, **chosen}
+    settings = {"tasks": TASKS, "connections": CONNECTIONS, "rounds": ROUNDS, "seconds": loads.seconds, **chosen}
     tuning = {" ".join(map(str, choice)): throughput for choice, throughput in tried.items()}
     result = {"figures": figures, "mixes": results, "stages_ms": where, "tuning": tuning}
     write_result("serving", ["S3", "S4"], result, settings)

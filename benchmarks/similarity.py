@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import measure_once, measured, write_result
+from record import measure_once, measured, read_options, write_result
 
 from etcl_deploy.build import build_network
 from etcl_deploy.config import Config, Similarity
@@ -40,6 +40,7 @@ from etcl_deploy.preprocessing import Preprocessing
 PREPROCESSING = Preprocessing(28, 28, 1, 0.5, 0.5)
 ITEMS = 700  # of every task to learn from; it has 100 more to be measured by
 SEQUENCES = ["all", "none", "none_back", "permuted", "mixed"]
+QUICK = {"tasks": 6, "epochs": 4, "width": 10}
 Pair = tuple[str, str]  # an earlier task and a later one
 
 
@@ -130,15 +131,15 @@ def best(truth: list[bool], values: list[float]) -> tuple[float, dict[str, float
     return max(((margin, score(truth, values, margin)) for margin in margins), key=lambda found: found[1]["f1"])
 
 
-def measure(config: Config, name: str) -> dict[str, Any]:
-    """The gap of every pair of a sequence, by every distance and rule."""
-    tasks = sequences(data_root(), config.learning.seed)[name]
+def measure(config: Config, name: str, others: Sequence[str]) -> dict[str, Any]:
+    """The gap of every pair of a sequence, as it was while learning and by every other distance and rule."""
+    tasks = sequences(data_root(), config.learning.seed)[name][: config.tasks]
     network = build_network(config)
     run = learn_sequence(network, tasks, config.learning)
     pairs: list[dict[str, Any]] = []
     for later, known in run.knowledge.items():
         pairs += [{"earlier": c.task, "later": later, "while learning": c.gap} for c in known.comparisons]
-    for distance in DISTANCES:
+    for distance in others:
         apart = distances(network, tasks, config, distance)
         for rule in RULES:
             found = gaps(apart, tasks, rule)
@@ -147,30 +148,32 @@ def measure(config: Config, name: str) -> dict[str, Any]:
     return {"pairs": pairs}
 
 
-def config_of(name: str) -> Config:
+def config_of(changed: dict[str, int], name: str) -> Config:
     """Default settings but for a network that is small enough; a result is named SEQUENCE-SEED."""
     values = {"backbone": "resnet18", "size": 28, "channels": 1, "density": 0.4, "batch_size": 64, "epochs": 10}
-    return Config().with_values(values | {"seed": int(name.rpartition("-")[2])})
+    return Config().with_values(values | changed | {"seed": int(name.rpartition("-")[2])})
 
 
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--sequences", nargs="+", default=SEQUENCES, choices=SEQUENCES)
-    arguments, default = parser.parse_args(), Similarity()
+    arguments, default = read_options(parser, seeds=[0], sequences=["mixed"]), Similarity()
+    settings = partial(config_of, QUICK if arguments.quick else {})
+    others = () if arguments.quick else tuple(DISTANCES)
     for seed in arguments.seeds:
         for sequence in arguments.sequences:
             name = f"{sequence}-{seed}"
-            config = config_of(name)
-            measure_once(partial(measure, config, sequence), "similarity", name, config.as_json())
-    parts = measured("similarity", lambda name: config_of(name).as_json())
+            config = settings(name)
+            measure_once(partial(measure, config, sequence, others), "similarity", name, config.as_json())
+    parts = measured("similarity", lambda name: settings(name).as_json())
     result = {}
     for seeds, names in (("seed 0", {"0"}), ("other seeds", {name[-1] for name in parts} - {"0"})):
         pairs = [pair for name, part in parts.items() if name[-1] in names for pair in part["pairs"]]
         if any(kind(pair["earlier"]) == kind(pair["later"]) for pair in pairs):
             say(f"{seeds}, margin {default.margin}:")
             result[seeds] = tabulate(pairs, default.margin, say)
-    write_result("similarity", ["L4"], result, config_of("all-0").as_json())
+    write_result("similarity", ["L4"], result, settings("all-0").as_json())
 
 
 def tabulate(pairs: list[dict[str, Any]], margin: float, say: Callable[[str], None]) -> dict[str, Any]:

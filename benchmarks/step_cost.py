@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 
 import torch
-from record import write_result
+from record import read_options, write_result
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,6 +31,8 @@ CASES = {
     "resnet18": {"backbone": "resnet18", "size": 32, "channels": 3, "density": 0.4, "batch_size": 64},
     "fcn3": {"backbone": "fcn3", "width": 1000, "size": 28, "channels": 1, "density": 0.5, "batch_size": 10},
 }
+STEPS = {"resnet18": 5, "fcn3": 40}  # of each side in a row
+QUICK = {"resnet18": 2, "fcn3": 20}
 AIMS = {"resnet18": (1.2, 1.05), "fcn3": (2.0, 1.3)}
 
 
@@ -95,9 +97,9 @@ def sides(case: str, count: int) -> tuple[Callable[[], None], Callable[[], None]
     return ours, other
 
 
-def measure(case: str, repeats: int) -> dict[str, object]:
+def measure(case: str, repeats: int, steps: int) -> dict[str, object]:
     """Both sides in turn, `repeats` times; the median of each, and of the ratios."""
-    steps, before = 5 if case == "resnet18" else 40, 3
+    before = 3
     ours, other = sides(case, before + steps * repeats)
     for _ in range(before):
         ours(), other()
@@ -128,8 +130,9 @@ def measure(case: str, repeats: int) -> dict[str, object]:
 def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
-    arguments = parser.parse_args()
-    results = {case: measure(case, arguments.repeats) for case in CASES}
+    arguments = read_options(parser, repeats=5)
+    steps = QUICK if arguments.quick else STEPS
+    results = {case: measure(case, arguments.repeats, steps[case]) for case in CASES}
     for case, row in results.items():
         low, high = row["ratios"]
         say(f"{case}: {row['ratio']:.2f} ({low:.2f} to {high:.2f}); at most {row['now']}, aim {row['aim']}")

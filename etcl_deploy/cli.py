@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from etcl_deploy.commands import artifacts, bundles, experiments, learning, serving
+from etcl_deploy.commands import artifacts, benchmarks, bundles, experiments, learning, serving
 from etcl_deploy.commands.console import err
 from etcl_deploy.errors import EtclError
 from etcl_deploy.render import plain
@@ -40,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "push": serving.push,
     "onnx": artifacts.onnx,
     "web": artifacts.web,
+    "bench": benchmarks.bench,
     "doctor": serving.doctor,
 }
 for name, command in COMMANDS.items():

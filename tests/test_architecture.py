@@ -42,7 +42,7 @@ ROWS: list[list[str]] = [
     ["train"],
     ["demo", "compare"],
     ["render"],
-    ["progress", "report"],
+    ["bench", "progress", "report"],
     ["commands"],
     ["cli"],
     ["__main__"],

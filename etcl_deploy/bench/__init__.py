@@ -1,0 +1,1 @@
+"""What the software is built to reach, and what was measured: the table of targets, and runs of the benchmarks."""
