@@ -37,6 +37,7 @@ FOREIGN = {
     "--no-config-snapshots",
     "--ts-config",
     "--logdir",
+    "--try",  # of scripts in benchmarks/
     "--nproc-per-node",
     "--nnodes",
     "--node-rank",
