@@ -82,14 +82,11 @@ def run_report(summary: Mapping[str, Any]) -> RenderableType:
         time=f"{summary['seconds']:.0f} s",
     )
     parts: list[RenderableType] = [matrix, line]
-    if summary["claimed"] > 0.95:
-        parts.append(
-            Text(
-                "Nearly every weight is claimed: further tasks can only re-use them. "
-                "A lower --density or a wider network (--set width=N) leaves more room.",
-                style="yellow",
-            )
-        )
+    from etcl_deploy.learn.metrics import shortage
+
+    short = shortage(summary["claimed"])
+    if short:
+        parts.append(Text(short, style="yellow"))
     return Group(*parts)
 
 

@@ -96,9 +96,12 @@ def test_few_items_and_no_free_weights_are_said() -> None:
     """Both are learned all the same, and the user hears why the result may be poor."""
     few = warnings_of({}, 1, Learning(epochs=1, batch_size=64))
     assert few == ["t0: only 30 items to learn from, fewer than a batch of 64"]
-    full = warnings_of({"density": 1.0}, 2, Learning(epochs=1, batch_size=16))
-    assert len(full) == 1
+    full = warnings_of({"density": 1.0}, 4, Learning(epochs=1, batch_size=16))
+    assert len(full) == 1, "said once, not with every further task"
     assert full[0].startswith("t1: every weight is claimed")
+    assert "a lower --density, a wider network (--set width=N) or --set scores=fresh" in full[0]
+    nearly = warnings_of({"density": 0.97}, 2, Learning(epochs=1, batch_size=16))
+    assert nearly[0].startswith("t1: nearly every weight is claimed")
     assert not warnings_of({}, 2, Learning(epochs=1, batch_size=16))
     unchecked = warnings_of({}, 1, Learning(epochs=1, batch_size=16, validation_share=0))
     blind = warnings_of({}, 1, Learning(epochs=1, batch_size=16, validation_share=0.01, keep="best"))

@@ -10,6 +10,20 @@ Row = tuple[float | None, ...]
 Matrix = Sequence[Sequence[float | None]]
 
 
+CROWDED = 0.95  # the share of claimed weights from which on a user should know
+
+
+def shortage(claimed: float) -> str | None:
+    """What a user should know of the weights that are left, and what helps; None while there are enough."""
+    if claimed <= CROWDED:
+        return None
+    how_many = "every weight is" if claimed > 0.999 else "nearly every weight is"
+    helps = "a run with a lower --density, a wider network (--set width=N) or --set scores=fresh"
+    return (
+        f"{how_many} claimed: a new task chooses among those of earlier ones; {helps} leaves more room (docs/scale.md)"
+    )
+
+
 def average_accuracy(matrix: Matrix) -> float | None:
     """ACC: mean of the last row, in percent."""
     return _mean(matrix[-1]) if matrix else None

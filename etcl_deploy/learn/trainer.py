@@ -19,12 +19,10 @@ from etcl_deploy.learn.events import EpochDone, Report, StepDone, TaskDone, Task
 from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.lesson import Lesson, Snapshot, seeded
 from etcl_deploy.learn.methods import METHODS, Assignment, Method
-from etcl_deploy.learn.metrics import Row
+from etcl_deploy.learn.metrics import Row, shortage
 from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Images, Items, Task, load
-
-CROWDED = 0.999  # share of claimed weights from which on a task has none of its own
 
 
 def learn_sequence(
@@ -203,11 +201,10 @@ def _warnings(method: Method, training: Items, validation: Items) -> list[str]:
     found = []
     if len(training) < options.batch_size:
         found.append(f"only {len(training)} items to learn from, fewer than a batch of {options.batch_size}")
-    if network.claimed() > CROWDED:
-        found.append(
-            "every weight is claimed: this task can only choose among the weights of earlier ones; "
-            "a lower --density or a wider network (--set width=N) leaves more room"
-        )
+    short = shortage(network.claimed())
+    if short and short not in method.said:
+        method.said.add(short)  # once is enough: a hundred tasks may follow
+        found.append(short)
     if not len(validation) and (options.patience or options.keep == "best"):
         found.append("no items are held back for validation: patience and keep = best have nothing to go by")
     if not len(validation) and method.improves_heads and options.transfer.backward == "projected":

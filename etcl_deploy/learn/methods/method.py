@@ -47,6 +47,7 @@ class Method:
         self.network = network
         self.options = options
         self.memory: Mapping[str, Tensor] = {}
+        self.said: set[str] = set()  # warnings about the whole run that were given
         for layer in network.masked_layers.values():
             layer.density = 1.0 if self.dense else network.density
 
