@@ -104,7 +104,7 @@ def measure(table: Table, targets: Sequence[Target], work: Path, tell: Tell, *, 
         limit = min(QUICK_EACH, end - time.monotonic()) if quick else None
         return _outcome(table, benchmark, work, tell, limit)
 
-    outcomes = {}
+    outcomes: dict[str, Outcome] = {}
     # What is timed has the machine for itself; of the rest two run at once, each with one thread, which is faster.
     for group, at_once in (
         ([b for b in wanted if not b.timed], 2 if quick else 1),

@@ -167,7 +167,7 @@ def read_table(folder: Path) -> Table:
     """The targets of a folder of benchmarks."""
     values = tomllib.loads((folder / TABLE).read_text("utf-8"))
     benchmarks = {
-        name: Benchmark(name, **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+        name: Benchmark(name, **{**row, "data": tuple(row.get("data", ()))})
         for name, row in values["benchmarks"].items()
     }
     targets = {
