@@ -1,0 +1,25 @@
+"""A minute of benchmarks/soak.py: learning, pushing and asking while everything that can go wrong does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.torchserve
+
+
+def test_a_minute_of_faults_costs_no_answer_and_no_task(tmp_path: Path) -> None:
+    """No wrong answer, none that failed while all workers were well, nothing lost; and there were faults."""
+    command = [sys.executable, ROOT / "benchmarks" / "soak.py", "--work", tmp_path / "soak", "--minutes", "0.6", "--try"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["wrong answers"] == found["failed for no reason"] == 0
+    assert found["lost data"] == found["troubles"] == []
+    assert found["answered right"] > 100 and found["pushes"] >= 1
+    assert len(found["faults"]) >= 2 and len(found["bad requests"]) >= 5
