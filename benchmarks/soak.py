@@ -69,57 +69,66 @@ class Soak:
         self.began = time.monotonic()
         self._end = self.began + 60 * minutes
         self.work, self._chance = work, random.Random(seed)
-        self._seed = seed
         self.book = Book(work / "soak.jsonl", self.began)
         self.disk, store = SmallDisk(work / "small", DISK_BYTES), SmallDisk(work / "store", STORE_BYTES)
         self._disks = (self.disk, store)
         self.etcl = Etcl(work, self._chance, self.book)
         self.learner = Learner(work, self.etcl, self._chance, self.book, seed)
         images = torch.from_numpy(digits()[2].test.images[:IMAGES].copy()).unsqueeze(-1)
-        self.service = Service(store, self.etcl, self._chance, self.book, [png(image) for image in images])
+        self.service = Service(store, self.etcl, self._chance, self.book, [png(image) for image in images], seed)
         self.found: dict[str, Any] = {}
 
     def go(self) -> None:
         """The whole of it; what goes wrong is in the book."""
-        try:
-            self.learner.begin()
-            self.service.start(self._kept(), self.book.path, self._seed)
-            time.sleep(2)
-            self.found["memory at the beginning"] = self.service.memory()
-            for hand in hands(self._chance):
-                if time.monotonic() > self._end:
-                    break
-                self._round(hand)
-            self.found["load"] = self.service.calm()
-            self.found["memory at the end"] = self.service.memory()
-            self.service.check_at_end()
-            self.etcl.must("verify", self.learner.bundle)
-            self.learner.check_at_end()
-        except (BrokenError, EtclError, OSError, EOFError) as error:
-            self.book.trouble(f"{type(error).__name__}: {error}")
+        for part in (self._work, self._look_back):
+            try:
+                part()
+            except (BrokenError, EtclError, OSError, EOFError) as error:
+                self.book.trouble(f"{type(error).__name__}: {error}")
+
+    def _work(self) -> None:
+        """Rounds, until the time is over."""
+        self.learner.begin()
+        self.service.start(self._kept())
+        time.sleep(2)
+        self.found["memory at the beginning"] = self.service.memory()
+        for hand in hands(self._chance):
+            if time.monotonic() > self._end:
+                break
+            self._round(hand)
+            self.book.note("memory", **self.service.memory())
+
+    def _look_back(self) -> None:
+        """Is everything there that should be?"""
+        self.found["load"] = self.service.calm()
+        self.found["memory at the end"] = self.service.memory()
+        self.service.check_at_end()
+        self.etcl.must("verify", self.learner.bundle)
+        self.learner.check_at_end()
 
     def _round(self, hand: set[str]) -> None:
         """One task more, from its images to the answers about it."""
         chance, learner, service = self._chance, self.learner, self.service
         self.book.note("round", faults=sorted(hand))
-        learner.learn(kills=chance.choice((1, 1, 2)) if "kill trainer" in hand else 0)
-        if "full disk: train" in hand and self._time_left():
+
+        def drawn(fault: str) -> bool:
+            return fault in hand and time.monotonic() < self._end
+
+        learner.learn(kills=chance.choice((1, 1, 2)) if drawn("kill trainer") else 0)
+        if drawn("full disk: train"):
             learner.fill_disk_of_run(self.disk)
-        learner.write_bundle(kill="kill bundle" in hand)
-        if "full disk: bundle" in hand and self._time_left():
+        learner.write_bundle(kill=drawn("kill bundle"))
+        if drawn("full disk: bundle"):
             learner.fill_disk_of_bundle(self.disk)
         old, new = service.served, self._kept()
-        if "damaged push" in hand:
+        if drawn("damaged push"):
             service.push_damaged(new, self.work / "damaged.etcl")
         file = new
         if chance.random() < 0.5:
             file = self.work / "out" / "soak.delta"
             self.etcl.must("delta", old, new, "-o", file)
             self.book.counts["deltas"] += 1
-        service.push(new, file, kill="kill push" in hand, full="full disk: push" in hand)
-
-    def _time_left(self) -> bool:
-        return time.monotonic() < self._end
+        service.push(new, file, kill=drawn("kill push"), full=drawn("full disk: push"))
 
     def _kept(self) -> Path:
         """A copy of the bundle as it is now."""
@@ -158,6 +167,7 @@ class Soak:
             "failed for no reason": counts.get("failed for no reason", 0),
             "failed while a worker was down": load["failed"],
             "bad requests": load["bad"],
+            "connections given up": counts.get("connections given up", 0),
             "tokens renewed": counts.get("token renewed", 0),
             "longest wait in seconds": load["longest"],
             "faults": dict(sorted(self.book.faults.items())),
@@ -194,7 +204,7 @@ def main(say: Callable[[str], None]) -> None:
     if not arguments.trying:
         settings = {"train": SETTINGS, "workers": WORKERS, "connections": CONNECTIONS, "rate": RATE}
         write_result("soak", [], summary, {**settings, "mounted disks": soak.disk.real})
-    nothing = ("wrong answers", "failed for no reason", "lost data", "troubles")
+    nothing = ("wrong answers", "failed for no reason", "connections given up", "lost data", "troubles")
     sys.exit(any(summary[name] for name in nothing) or not summary["answered right"])
 
 

@@ -45,31 +45,32 @@ class Service:
     """A TorchServe with two workers, load on it, and what it serves by right."""
 
     def __init__(
-        self, store: SmallDisk, etcl: Etcl, chance: random.Random, book: Book, images: Sequence[bytes]
+        self, store: SmallDisk, etcl: Etcl, chance: random.Random, book: Book, images: Sequence[bytes], seed: int
     ) -> None:
         self._store, self._etcl, self._chance, self._book, self._images = store, etcl, chance, book, images
+        self._seed = seed
         self.server: Server | None = None
         self.served: Path  # the bundle that answers, as a file of its own
         self._link = threading.Lock()
         self._news, self._other = multiprocessing.get_context("spawn").Pipe()
-        self._load: multiprocessing.context.SpawnProcess | None = None
+        arguments = (images, self._other, book.path, book.began, seed)
+        self._load = multiprocessing.get_context("spawn").Process(target=traffic, args=arguments)
+        self._load.start()  # what it has to load takes seconds
+        self._other.close()
         self._over = threading.Event()
         self._last_kill = 0.0  # when workers were last known not to be whole
         self._killer: threading.Thread | None = None
         self._abandoned = False
 
-    def start(self, bundle: Path, log: Path, seed: int) -> None:
+    def start(self, bundle: Path) -> None:
         """Serve a bundle, and put load on it."""
         words = ("--name", NAME, "--model-store", self._store.folder, "--port", any_free_port(), "--workers", WORKERS)
         self._etcl.must("serve", bundle, *words, "--allow-push")
         self.server, self.served = known(NAME, self._store.folder), bundle
-        arguments = (self.server, self._images, self._other, log, self._book.began, seed)
-        self._load = multiprocessing.get_context("spawn").Process(target=traffic, args=arguments)
-        self._load.start()
-        self._other.close()
+        self._news.send(self.server)
         self._tell(MayAnswer(bundle.name, answers(bundle, self._images)))
         self._tell(Ask(list(load_bundle(bundle).tasks)))
-        self._killer = threading.Thread(target=self._kill_workers, args=(random.Random(f"{seed} workers"),))
+        self._killer = threading.Thread(target=self._kill_workers, args=(random.Random(f"{self._seed} workers"),))
         self._killer.start()
 
     def _tell(self, news: Any) -> None:
@@ -80,7 +81,9 @@ class Service:
 
     def _kill_workers(self, chance: random.Random) -> None:
         assert self.server
-        while not self._over.wait(chance.uniform(*BETWEEN_KILLS)):
+        pause = chance.uniform(2, 8)
+        while not self._over.wait(pause):
+            pause = chance.uniform(*BETWEEN_KILLS)
             workers = workers_of(self.server) if self.server.process() else []
             if not workers:
                 self._book.trouble("the server has no worker, or is gone")
@@ -199,6 +202,8 @@ class Service:
 
     def calm(self) -> Mapping[str, Any]:
         """Kill no more workers, wait until all are there, end the load; what came of that."""
+        if self.server is None:
+            raise BrokenError("nothing was served")
         self._over.set()
         if self._killer:
             self._killer.join()
@@ -206,7 +211,6 @@ class Service:
         with self._link:
             self._news.send(None)
             found: Mapping[str, Any] = self._news.recv()
-        assert self._load
         self._load.join()
         return found
 
@@ -229,7 +233,7 @@ class Service:
         self._abandoned = True
         if self._killer:
             self._killer.join()
-        if self._load and self._load.is_alive():
+        if self._load.is_alive():
             self._load.kill()
             self._load.join()
         if self.server:

@@ -133,9 +133,7 @@ class Judge:
 
     def _failure(self, what: str, status: int, body: bytes, sent: float, now: float) -> None:
         words = body[:200].decode("utf-8", "replace")
-        reason = (
-            f"{status} {words.split('message')[-1].strip(chr(34) + ': {}')[:60].splitlines()[0]}" if status else words
-        )
+        reason = f"{status} {_message(body)}" if status else words
         lost = status in (0, 500, 503, 507) and any(span.meets(sent, now) for span in self._down)
         self.counts["failed while a worker was down" if lost else "failed for no reason"] += 1
         if lost:
@@ -147,9 +145,20 @@ class Judge:
         if (task, image) not in known:
             return False
         index, scores = known[task, image]
-        found = json.loads(body)
-        pairs = zip(found["scores"].values(), scores, strict=True)
-        return found["task"] == task and found["index"] == index and all(abs(a - b) <= FURTHEST for a, b in pairs)
+        try:
+            found = json.loads(body)
+            pairs = zip(found["scores"].values(), scores, strict=True)
+            return found["task"] == task and found["index"] == index and all(abs(a - b) <= FURTHEST for a, b in pairs)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False
+
+
+def _message(body: bytes) -> str:
+    """What an error of TorchServe says, without what differs from one to the next."""
+    try:
+        return str(json.loads(body)["message"])[:60]
+    except (ValueError, KeyError, TypeError):
+        return "without a message"
 
 
 class Requests:
@@ -229,10 +238,11 @@ def ask(
         line.close()
 
 
-def traffic(server: Server, images: Sequence[bytes], news: Connection, log: Path, began: float, seed: int) -> None:
+def traffic(images: Sequence[bytes], news: Connection, log: Path, began: float, seed: int) -> None:
     """Ask until told to stop (or left alone), then tell what came of it; the process's whole life."""
     judge = Judge(Book(log, began))
     over, threads = threading.Event(), []
+    server: Server = news.recv()
     while (heard := news.recv()) is not None:
         judge.learn(heard)
         news.send(True)
@@ -248,6 +258,7 @@ def traffic(server: Server, images: Sequence[bytes], news: Connection, log: Path
             ]
             for thread in threads:
                 thread.start()
+    judge.counts["connections given up"] = sum(not thread.is_alive() for thread in threads)
     over.set()
     for thread in threads:
         thread.join()

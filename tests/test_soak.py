@@ -15,7 +15,15 @@ pytestmark = pytest.mark.torchserve
 
 def test_a_minute_of_faults_costs_no_answer_and_no_task(tmp_path: Path) -> None:
     """No wrong answer, none that failed while all workers were well, nothing lost; and there were faults."""
-    command = [sys.executable, ROOT / "benchmarks" / "soak.py", "--work", tmp_path / "soak", "--minutes", "0.6", "--try"]
+    command = [
+        sys.executable,
+        ROOT / "benchmarks" / "soak.py",
+        "--work",
+        tmp_path / "soak",
+        "--minutes",
+        "0.6",
+        "--try",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads(done.stdout)
