@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class Soak:
 
     def __init__(self, work: Path, minutes: float, seed: int) -> None:
         self.began = time.monotonic()
-        self._end = self.began + 60 * minutes
+        self._minutes, self._end = minutes, inf  # from when there is load
         self.work, self._chance = work, random.Random(seed)
         self.book = Book(work / "soak.jsonl", self.began)
         self.disk, store = SmallDisk(work / "small", DISK_BYTES), SmallDisk(work / "store", STORE_BYTES)
@@ -90,13 +91,14 @@ class Soak:
         """Rounds, until the time is over."""
         self.learner.begin()
         self.service.start(self._kept())
+        self._end = time.monotonic() + 60 * self._minutes
         time.sleep(2)
         self.found["memory at the beginning"] = self.service.memory()
         for hand in hands(self._chance):
-            if time.monotonic() > self._end:
-                break
             self._round(hand)
             self.book.note("memory", **self.service.memory())
+            if time.monotonic() > self._end:
+                break
 
     def _look_back(self) -> None:
         """Is everything there that should be?"""

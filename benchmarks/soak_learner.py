@@ -21,7 +21,18 @@ from etcl_deploy.learn.directory import load
 from etcl_deploy.origins import tasks_of
 from etcl_deploy.runtime.predictor import Predictor
 
-SETTINGS = ["--set", "width=4", "--set", "size=8", "--epochs", "2", "--set", "checkpoint_seconds=0", "--device", "cpu"]
+SETTINGS = [
+    "--set",
+    "width=4",
+    "--set",
+    "size=8",
+    "--epochs",
+    "2",
+    "--set",
+    "checkpoint_seconds=0.2",
+    "--device",
+    "cpu",
+]
 FIRST_TASKS = 2
 ITEMS = 240  # of each later task
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -91,8 +89,8 @@ class Service:
             victims = workers if chance.random() < 0.2 else [chance.choice(workers)]
             self._tell(Workers(whole=False))
             for victim in victims:
-                with suppress(OSError):
-                    os.kill(victim.pid, signal.SIGKILL)
+                with suppress(psutil.Error):  # it has ended meanwhile
+                    victim.kill()
                 self._book.fault("worker killed", pid=victim.pid)
             began = self._last_kill = time.monotonic()
             while not (self._whole({victim.pid for victim in victims}) or self._abandoned):
@@ -107,7 +105,7 @@ class Service:
     def _whole(self, gone: set[int]) -> bool:
         """Whether every version has all its workers, and none of those that are gone."""
         assert self.server
-        with suppress(EtclError, psutil.Error, AttributeError):
+        with suppress(EtclError, KeyError, TypeError, ValueError):
             for version in self.server.manage("GET", f"/models/{NAME}/all"):
                 ready = {int(worker["pid"]) for worker in version["workers"] if worker["status"] == "READY"}
                 if len(ready) != WORKERS or ready & gone:
@@ -185,7 +183,7 @@ class Service:
         assert self.server
         self._book.check(self.server.bundle.read_bytes() == self.served.read_bytes(), "the server keeps another bundle")
         found = sorted(path.name for path in self._store.folder.iterdir())
-        self._book.check(found == [f"{NAME}.mar", "servers"], f"in the store: {found}")
+        self._book.check(found == ["servers", f"{NAME}.mar"], f"in the store: {found}")
         left = [*leftovers(self._store.folder), *Path(self.server.directory).glob("pushed*")]
         self._book.check(not left, f"left in the store: {left}")
 

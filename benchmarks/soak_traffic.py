@@ -27,7 +27,7 @@ from soak_book import Book
 from etcl_deploy.serve.server import Server
 
 CONNECTIONS = 8
-RATE = 120  # requests a second, at most
+RATE = 100  # requests a second, at most
 BAD_SHARE = 0.1
 FURTHEST = 1e-5  # between scores
 PATIENCE = 40  # seconds for one answer
