@@ -18,6 +18,7 @@ from etcl_deploy.bundle.delta import write_delta
 from etcl_deploy.client import Client
 from etcl_deploy.deploy import Wishes, find_server, push_bundle, serve_bundle
 from etcl_deploy.errors import BundleError, EtclError, ServeError, TokenError
+from etcl_deploy.export import to_mar
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve import push
@@ -141,6 +142,31 @@ def test_on_any_failure_the_old_bundle_goes_on(server: Server, tmp_path: Path, m
     assert len(server.manage("GET", f"/models/{server.name}/all")) == 1
     assert load_bundle(server.bundle).digest == old.digest
     assert not list(Path(server.directory).glob("pushed*"))
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_disk_that_fills_up_leaves_the_old_bundle(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    """Whichever of the archives finds no room: whatever needs some is written before the switch."""
+    path = bundle_file(tmp_path / "next.etcl", 2, seed=3)
+    live, old = push.live_version(server), load_bundle(server.bundle)
+    write, calls = to_mar._run_archiver, []
+
+    def without_room(contents: dict[str, bytes], name: str, version: str, target: Path) -> None:
+        calls.append(version)
+        if len(calls) == last:
+            target.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        write(contents, name, version, target)
+
+    monkeypatch.setattr(to_mar, "_run_archiver", without_room)
+    with traffic(server, "täsk 0", [old]) as counts, pytest.raises(OSError, match="No space"):
+        push_bundle(path, server)
+    assert set(counts) <= {"bundle 0"}, counts
+    assert push.live_version(server) == live and load_bundle(server.bundle).digest == old.digest
+    store = Path(server.directory).parent.parent
+    assert sorted(entry.name for entry in store.iterdir()) == ["pushed.mar", "servers"]
 
 
 def test_a_server_is_found_by_its_url(server: Server) -> None:
