@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -94,6 +96,26 @@ def test_no_request_fails_while_a_bundle_is_replaced(server: Server, tmp_path: P
     assert len(server.manage("GET", f"/models/{server.name}/all")) == 1
     store = Path(server.directory).parent.parent
     assert sorted(entry.name for entry in store.iterdir()) == ["pushed.mar", "servers"]
+
+
+def test_a_worker_that_dies_as_the_old_version_is_removed_costs_nothing(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for the old version to be done asks again; then it is gone."""
+    drain = push._drain
+
+    def drain_after_death(server: Server, version: str) -> None:
+        for worker in server.describe(version=version)["workers"]:
+            os.kill(int(worker["pid"]), signal.SIGKILL)
+        drain(server, version)
+
+    monkeypatch.setattr(push, "_drain", drain_after_death)
+    path = bundle_file(tmp_path / "second.etcl", 3, seed=4)
+    push_bundle(path, server)
+    assert len(server.manage("GET", f"/models/{server.name}/all")) == 1
+    with server.client() as client:
+        answer = client.predict(png(IMAGE), "täsk 2")
+    assert answer.scores == pytest.approx(expected(load_bundle(path), "täsk 2"), abs=1e-5)
 
 
 def test_a_delta_is_enough(server: Server, tmp_path: Path) -> None:
