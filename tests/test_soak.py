@@ -15,15 +15,9 @@ pytestmark = pytest.mark.torchserve
 
 def test_a_minute_of_faults_costs_no_answer_and_no_task(tmp_path: Path) -> None:
     """No wrong answer, none that failed while all workers were well, nothing lost; and there were faults."""
-    command = [
-        sys.executable,
-        ROOT / "benchmarks" / "soak.py",
-        "--work",
-        tmp_path / "soak",
-        "--minutes",
-        "0.6",
-        "--try",
-    ]
+    script, work = ROOT / "benchmarks" / "soak.py", tmp_path / "soak"
+    # With this seed the trainer is killed first of all: however slow the machine, there are two kinds of faults.
+    command = [sys.executable, script, "--work", work, "--minutes", "0.3", "--seed", "1", "--try"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads(done.stdout)
