@@ -65,13 +65,13 @@ def corrupt_jpeg() -> bytes:
     return buffer.getvalue()[:-900]
 
 
-def bad_requests(server: Server) -> dict[str, tuple[bytes, int, str, int]]:
-    """Kind -> request, the status and code it must get, how often of a hundred."""
+def bad_requests(server: Server, task: str = "task-0") -> dict[str, tuple[bytes, int, str, int]]:
+    """Kind -> request, the status and code it must get, how often of a hundred; `task` is one that is served."""
     path, token = f"/predictions/{server.name}", server.token()
     good = png(images(1)[0])
-    named = {"X-ETCL-Task": "task-0", "Content-Type": "image/png"}
+    named = {"X-ETCL-Task": task, "Content-Type": "image/png"}
     text = {"Content-Type": "application/json"}
-    deep = b'{"task": "task-0", "instances": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    deep = f'{{"task": "{task}", "instances": '.encode() + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
     def asked(body: bytes, headers: dict[str, str]) -> bytes:
         return load.request(path, body, token, headers)

@@ -39,8 +39,10 @@ def replacing(path: Path) -> Iterator[Path]:
         if path.exists():
             temporary.chmod(path.stat().st_mode)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)  # a write that finds no room does not say for what, and nobody knows our name
         raise
     finally:
         if fcntl:

@@ -18,7 +18,7 @@ from etcl_deploy.config import Config
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.parity import seeded_images
 from etcl_deploy.export.to_bundle import bundle_of, with_accuracies
-from etcl_deploy.export.to_mar import archive, archive_version, settings_of
+from etcl_deploy.export.to_mar import archive, archive_version, archive_waiting, settings_of
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Items, parts
 from etcl_deploy.runtime.images import png
@@ -122,9 +122,10 @@ def push_bundle(path: Path, server: Server) -> Bundle:
                 bundle.task(task)
             version = next_version(server)
             archive_version(new, server.name, version, archived, settings)
-            switch(server, archived, version, _checks(bundle))
-            # Now it is what is served: what a start by hand has to load, and what the next delta belongs to.
-            archive(new, server.name, store, settings)
+            # All that needs room is written before the switch. After it, it is what is served: what a start by hand has
+            # to load, and what the next delta belongs to.
+            with archive_waiting(new, server.name, store, settings):
+                switch(server, archived, version, _checks(bundle))
             new.replace(server.bundle)
         finally:
             archived.unlink(missing_ok=True)  # TorchServe has a copy of its own

@@ -8,10 +8,12 @@ RUN/tensorboard/      the same for TensorBoard, with `--tensorboard` and the ext
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -30,18 +32,33 @@ def write_logs(directory: Path) -> Report:
     def write(event: Event) -> None:
         if isinstance(event, StepDone):
             return
-        with (directory / EVENTS).open("a+b") as file:
-            whole = not file.tell() or (file.seek(-1, os.SEEK_END) and file.read(1) == b"\n")
-            line = json.dumps(_as_json(event), allow_nan=False) + "\n"
-            file.write((line if whole else f"\n{line}").encode())  # a process that was killed may have left half a line
+        _append(directory / EVENTS, json.dumps(_as_json(event), allow_nan=False) + "\n")
         if isinstance(event, EpochDone):
-            with (directory / EPOCHS).open("a", encoding="utf-8", newline="") as table:
-                writer = csv.writer(table, lineterminator="\n")
-                if not table.tell():
-                    writer.writerow(COLUMNS)
-                writer.writerow([getattr(event, name) for name in COLUMNS])
+            _append(directory / EPOCHS, _row(getattr(event, name) for name in COLUMNS), first=_row(COLUMNS))
 
     return write
+
+
+def _append(path: Path, line: str, first: str = "") -> None:
+    """Add a line to a file, wholly or not at all; `first` begins a new one."""
+    with path.open("a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        whole = not size or (file.seek(-1, os.SEEK_END) and file.read(1) == b"\n")  # else somebody was killed meanwhile
+        data = ((first if not size else "" if whole else "\n") + line).encode()
+        try:
+            if file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError as error:
+            os.truncate(path, size)
+            error.filename = str(path)
+            raise
+
+
+def _row(values: Iterable[Any]) -> str:
+    """A line of CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue()
 
 
 def read_events(directory: Path) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,8 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,14 @@ def archive(bundle: Path, name: str, model_store: Path, settings: Settings | Non
         with atomic.replacing(target) as temporary:
             _run_archiver(contents, name, VERSION, temporary)
     return target
+
+
+@contextmanager
+def archive_waiting(bundle: Path, name: str, model_store: Path, settings: Settings) -> Iterator[None]:
+    """`model_store/name.mar` is written when the block begins, and takes its place when that ends well."""
+    with atomic.replacing(model_store / f"{name}.mar") as temporary:
+        _run_archiver(_contents(bundle, settings), name, VERSION, temporary)
+        yield
 
 
 def archive_version(bundle: Path, name: str, version: str, target: Path, settings: Settings) -> None:

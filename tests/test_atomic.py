@@ -104,6 +104,13 @@ def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_bytes() == b"new"
 
 
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    """Writing itself does not say for which file there was no room."""
+    with pytest.raises(OSError, match=r"No space left on device: '.*x\.etcl'$"), atomic.replacing(tmp_path / "x.etcl"):
+        raise OSError(28, "No space left on device")
+    assert not list(tmp_path.iterdir())
+
+
 def test_permissions_are_kept(tmp_path: Path) -> None:
     """Those of the old file; of a new one what is usual here."""
     path, usual = tmp_path / "x.etcl", tmp_path / "usual"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import resource
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_cli import answer
 from test_train import photos, settings  # noqa: F401
 
-from etcl_deploy.learn.events import Resumed
+from etcl_deploy.learn.events import EpochDone, Resumed
 from etcl_deploy.logs import read_events, write_logs
 
 
@@ -40,3 +42,20 @@ def test_half_a_line_costs_no_other(tmp_path: Path) -> None:
     write_logs(tmp_path)(Resumed("b", 2))
     assert [event["task"] for event in read_events(tmp_path)] == ["a", "b"]
     assert json.loads(log.read_text().splitlines()[-1])["epoch"] == 2
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "epochs.csv"])
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, name: str) -> None:
+    """Whichever of the logs finds no room, in the middle of a line; what comes later stands on lines of its own."""
+    limits, log = resource.getrlimit(resource.RLIMIT_FSIZE), tmp_path / name
+    before = b"earlier\n" * 1000
+    log.write_bytes(before)  # so that the other log has room
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))
+    try:
+        with pytest.raises(OSError, match=name):
+            write_logs(tmp_path)(EpochDone("a", 1, 3, 0.5, None))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert log.read_bytes() == before
+    write_logs(tmp_path)(EpochDone("a", 2, 3, 0.25, None))
+    assert len(log.read_bytes().splitlines()) == 1001

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from etcl_deploy.bundle.delta import write_delta
 from etcl_deploy.client import Client
 from etcl_deploy.deploy import Wishes, find_server, push_bundle, serve_bundle
 from etcl_deploy.errors import BundleError, EtclError, ServeError, TokenError
+from etcl_deploy.export import to_mar
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve import push
@@ -95,6 +98,26 @@ def test_no_request_fails_while_a_bundle_is_replaced(server: Server, tmp_path: P
     assert sorted(entry.name for entry in store.iterdir()) == ["pushed.mar", "servers"]
 
 
+def test_a_worker_that_dies_as_the_old_version_is_removed_costs_nothing(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for the old version to be done asks again; then it is gone."""
+    drain = push._drain
+
+    def drain_after_death(server: Server, version: str) -> None:
+        for worker in server.describe(version=version)["workers"]:
+            os.kill(int(worker["pid"]), signal.SIGKILL)
+        drain(server, version)
+
+    monkeypatch.setattr(push, "_drain", drain_after_death)
+    path = bundle_file(tmp_path / "second.etcl", 3, seed=4)
+    push_bundle(path, server)
+    assert len(server.manage("GET", f"/models/{server.name}/all")) == 1
+    with server.client() as client:
+        answer = client.predict(png(IMAGE), "täsk 2")
+    assert answer.scores == pytest.approx(expected(load_bundle(path), "täsk 2"), abs=1e-5)
+
+
 def test_a_delta_is_enough(server: Server, tmp_path: Path) -> None:
     """It is applied to the bundle that is served; one for another bundle is refused, and that one goes on."""
     old = bundle_file(tmp_path / "old.etcl", 2)
@@ -141,6 +164,31 @@ def test_on_any_failure_the_old_bundle_goes_on(server: Server, tmp_path: Path, m
     assert len(server.manage("GET", f"/models/{server.name}/all")) == 1
     assert load_bundle(server.bundle).digest == old.digest
     assert not list(Path(server.directory).glob("pushed*"))
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_disk_that_fills_up_leaves_the_old_bundle(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    """Whichever of the archives finds no room: whatever needs some is written before the switch."""
+    path = bundle_file(tmp_path / "next.etcl", 2, seed=3)
+    live, old = push.live_version(server), load_bundle(server.bundle)
+    write, calls = to_mar._run_archiver, []
+
+    def without_room(contents: dict[str, bytes], name: str, version: str, target: Path) -> None:
+        calls.append(version)
+        if len(calls) == last:
+            target.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        write(contents, name, version, target)
+
+    monkeypatch.setattr(to_mar, "_run_archiver", without_room)
+    with traffic(server, "täsk 0", [old]) as counts, pytest.raises(OSError, match="No space"):
+        push_bundle(path, server)
+    assert set(counts) <= {"bundle 0"}, counts
+    assert push.live_version(server) == live and load_bundle(server.bundle).digest == old.digest
+    store = Path(server.directory).parent.parent
+    assert sorted(entry.name for entry in store.iterdir()) == ["pushed.mar", "servers"]
 
 
 def test_a_server_is_found_by_its_url(server: Server) -> None:

@@ -92,11 +92,17 @@ def _drain(server: Server, version: str) -> None:
     """Wait until every worker of a version has answered something that was asked after the switch."""
     deadline = time.monotonic() + DRAIN_SECONDS
     done: set[int] = set()
+    last = "it was still busy"
     while time.monotonic() < deadline:
-        found: Any = server.describe(customized=True, version=version)
+        try:
+            found: Any = server.describe(customized=True, version=version)
+        except ServeError as error:  # a worker that died meanwhile is started again: there is time
+            last = str(error)
+            time.sleep(0.2)
+            continue
         done.add(found["customizedMetadata"]["worker"])
         waiting = found["jobQueueStatus"]["pendingRequests"]
         if not waiting and done >= {worker["pid"] for worker in found["workers"]}:
             return
         time.sleep(0.02)
-    raise ServeError(f"it was still busy after {DRAIN_SECONDS} s")
+    raise ServeError(f"{last} after {DRAIN_SECONDS} s")
