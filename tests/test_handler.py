@@ -6,14 +6,12 @@ import base64
 import gc
 import json
 import os
-import queue
 import re
 import shutil
 import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -201,21 +199,19 @@ class Clock:
 
     def __init__(self) -> None:
         self.told = threading.Semaphore(0)
-        self.go: queue.Queue[bool] = queue.Queue()
+        self.go = threading.Semaphore(0)
 
     def sleep(self, seconds: float) -> None:
         if seconds == etcl_handler.FLUSH_SECONDS:
             self.told.release()
-            if not self.go.get():
-                raise SystemExit  # ends the thread, and nothing else
+            self.go.acquire()  # after the test for ever: the thread ends with the process
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(etcl_handler, "time", made)
-    yield made
-    made.go.put(False)
+    return made
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> Counter[str]:
@@ -252,7 +248,7 @@ def test_what_is_counted_is_told_once(
     image = png(learned.tasks[0].test_x[0])
     asked = [{"x-etcl-task": name} for name in ("turned", "turned", "parity", "nobody")]
     answers(handler, context_for(tmp_path, asked), [image] * 4)
-    clock.go.put(True)
+    clock.go.release()
     assert clock.told.acquire(timeout=60)
     found = lines(caplog)
     assert found["etcl_requests_total{task:turned}"] == found["etcl_items_total{task:turned}"] == 2
@@ -260,7 +256,7 @@ def test_what_is_counted_is_told_once(
     assert found[f"etcl_cache_hits_total{worker}"] == found[f"etcl_cache_misses_total{worker}"] == 1
     assert found["etcl_stage_microseconds_total{task:parity,stage:infer}"] > 0
     assert found[f"etcl_tasks_ready{worker}"] == 2
-    clock.go.put(True)
+    clock.go.release()
     assert clock.told.acquire(timeout=60)
     assert set(lines(caplog)) == {f"etcl_tasks_ready{worker}", f"etcl_cache_bytes{worker}"}, "nothing happened since"
 
