@@ -105,9 +105,9 @@ class EtclHandler:
                 errors = [outcome for outcome in found if isinstance(outcome, Exception)]
                 if len(errors) == len(found):
                     raise errors[0]
+                answers[index] = answer(requests[index], found, context.model_name)
                 for own in errors:
                     self.meter.add("etcl_errors_total", (status_of(own)[2],))
-                answers[index] = answer(requests[index], found, context.model_name)
             except Exception as error:
                 answers[index] = self._refuse(error, index, context)
         limit = BATCH_ANSWER_BYTES // len(data)

@@ -125,6 +125,9 @@ def put(sections: dict[str, Tensor], name: str, numbers: Tensor) -> None:
         (lambda m, s: m["tasks"][0].update(classes=["a", "b"]), r"should be F32|holds 2560 numbers, not 512"),
         (lambda m, s: m["tasks"][0].update(classes=[str(n) for n in range(100_001)]), "1 to 100000 different classes"),
         (lambda m, s: m["backbone"].update(code="x"), "exactly the keys name, plan"),
+        (lambda m, s: m["backbone"].update(name=""), "the backbone needs a name"),
+        (lambda m, s: m["backbone"].update(name=7), "the backbone needs a name"),
+        (lambda m, s: m["backbone"]["plan"].update(steps=[["f", "flatten", ["image"], {}]]), "network has no weights"),
         (lambda m, s: m["backbone"]["plan"].update(code="x"), "a plan has input, steps and head_bias"),
         (lambda m, s: m["preprocessing"].pop("mean"), "exactly the keys"),
         (lambda m, s: m.update(run=[]), "no object"),
@@ -151,6 +154,8 @@ def put(sections: dict[str, Tensor], name: str, numbers: Tensor) -> None:
         (lambda m, s: m["backbone"]["plan"]["steps"][0].__setitem__(1, "system"), "unknown operation"),
         (lambda m, s: s.pop("task/0/head/weight"), "is missing"),
         (lambda m, s: s.update(extra=torch.zeros(1)), "'extra' belongs to nothing"),
+        (lambda m, s: s.update(extra=torch.zeros(1, dtype=torch.float64)), "'extra' is not the one its manifest"),
+        (lambda m, s: m.update(tasks="abc"), "holds no list of tasks"),
         (lambda m, s: put(s, "task/0/head/weight", torch.zeros(10, 3)), "should be F32|holds 30 numbers, not 2560"),
         (lambda m, s: put(s, "backbone/weight", torch.zeros(999_999)), "should be F32|holds 999999 numbers, not"),
     ],
@@ -193,6 +198,41 @@ def test_a_manifest_that_lists_nonsense_is_refused(
     monkeypatch.undo()
     with pytest.raises(BundleError, match="is not the one its manifest describes"):
         load_bundle(bundle_file)
+
+
+@pytest.mark.parametrize("listed", [[], {}, {"backbone/weight": {}}])
+def test_a_manifest_lists_exactly_the_sections_there_are(bundle_file: Path, listed: object) -> None:
+    """None is left out, whatever stands in the place of the list."""
+    manifest, sections, _ = format.read(bundle_file)
+    text = json.dumps({**manifest, "sections": listed}, sort_keys=True, separators=(",", ":"))
+    metadata = {"etcl": f"1 {format.digest_of(text)}\n{text}"}
+    save_file({name: tensor.clone() for name, tensor in sections.items()}, bundle_file, metadata)
+    with pytest.raises(BundleError, match="its sections are not the ones its manifest lists"):
+        load_bundle(bundle_file)
+
+
+def test_a_section_of_a_type_nobody_opens_is_refused(tmp_path: Path) -> None:
+    """safetensors knows types that torch has not; the section is named."""
+    path = tmp_path / "x.etcl"
+    text = json.dumps({"sections": {"odd": {}}}, separators=(",", ":"))
+    header = {
+        "__metadata__": {"etcl": f"1 {format.digest_of(text)}\n{text}"},
+        "odd": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]},
+    }
+    data = json.dumps(header).encode()
+    path.write_bytes(len(data).to_bytes(8, "little") + data + bytes(3))
+    with pytest.raises(BundleError, match="section 'odd' cannot be opened"):
+        load_bundle(path)
+
+
+def test_files_are_told_apart(bundle_file: Path, tmp_path: Path) -> None:
+    """By what they say of themselves; what is neither a bundle nor a delta is nothing."""
+    save_file({"x": torch.zeros(1)}, tmp_path / "delta", {"etcl-delta": ""})
+    save_file({"x": torch.zeros(1)}, tmp_path / "tensors")
+    (tmp_path / "text").write_text("hello")
+    found = {path.name: format.kind_of(path) for path in tmp_path.iterdir()}
+    assert found == {"copy.etcl": "bundle", "delta": "delta", "tensors": None, "text": None}
+    assert format.kind_of(tmp_path / "nothing") is None
 
 
 def test_unknown_tasks_are_named_with_the_known_ones(learned: Learned) -> None:
@@ -264,6 +304,29 @@ def test_a_reader_keeps_to_its_limits(learned: Learned, monkeypatch: pytest.Monk
         load_bundle(learned.path)
 
 
+def test_a_writer_keeps_to_the_limits_of_readers(learned: Learned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coded masks that no reader would take are not written; packed ones hold as much."""
+    bundle = learned.bundle
+    monkeypatch.setattr("etcl_deploy.bundle.bundle.LONGEST", 100)
+    with pytest.raises(BundleError, match=r"^5 tasks of \d+ weights are too many for coded masks; packed ones hold"):
+        to_bytes(bundle, "coded")
+    assert to_bytes(bundle, "packed")
+
+
+def test_weights_that_are_not_those_owned_are_found(learned: Learned, tmp_path: Path) -> None:
+    """Masks say how many weights a coded bundle has; loading looks at neither, using and `decode_all` at both."""
+    path = tmp_path / "x.etcl"
+    path.write_bytes(learned.path.read_bytes())
+    load_bundle(path).decode_all()
+    manifest, sections, _ = format.read(path)
+    sections = {name: tensor.clone() for name, tensor in sections.items()}
+    count = len(load_bundle(path).stored)
+    put(sections, "backbone/weight", load_bundle(path).stored[:-1])
+    rewrite(path, manifest, sections)
+    with pytest.raises(BundleError, match=f"it has {count - 1} weights, but {count} owned"):
+        load_bundle(path).decode_all()
+
+
 @pytest.mark.parametrize(("section", "place"), [("backbone/owner", 3), ("backbone/owner", -1), ("task/1/mask", 2)])
 def test_what_cannot_be_decoded_is_not_verified(learned: Learned, tmp_path: Path, section: str, place: int) -> None:
     """Levels and words that mean nothing, with right digests: `etcl verify` decodes everything."""
@@ -283,6 +346,15 @@ def test_what_cannot_be_read_again_is_not_saved(learned: Learned, tmp_path: Path
     with pytest.raises(BundleError):
         save(path, learned.path.read_bytes()[:-1])
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_bundle_loaded_again_is_the_one_that_was_loaded(bundle_file: Path) -> None:
+    """Another in its place is refused: a server would mix the two."""
+    digest = load_bundle(bundle_file).digest
+    assert reload_bundle(bundle_file, digest).digest == digest
+    bundle_file.write_bytes(to_bytes(made_bundle(2), "packed"))
+    with pytest.raises(BundleError, match=r"copy\.etcl was replaced while it was being read"):
+        reload_bundle(bundle_file, digest)
 
 
 def resident(path: Path) -> int:

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from math import prod
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etcl_deploy.bundle.codec import pack, packed_size, unpack
+from etcl_deploy.bundle.codec import check_padding, first_owner, pack, packed_size, unpack
 
 shapes = st.lists(st.integers(0, 7), min_size=1, max_size=4).map(tuple)
 
@@ -27,9 +25,45 @@ def test_the_bytes_are_the_ones_the_format_states() -> None:
     assert pack(mask).tolist() == [0b10000001, 0b10]
 
 
-@pytest.mark.parametrize("data", [[255], [255, 0, 0], [255, 0b100]])
-def test_a_wrong_length_or_a_set_padding_bit_is_refused(data: list[int]) -> None:
-    """Nothing in a packed mask is left unread."""
-    with pytest.raises(ValueError, match=r"takes 2 bytes|padding bit"):
+def test_every_byte_stands_for_its_bits() -> None:
+    """Both ways, all 256 of them."""
+    mask = torch.tensor([[byte >> bit & 1 for bit in range(8)] for byte in range(256)], dtype=torch.bool)
+    assert pack(mask).tolist() == list(range(256))
+    assert torch.equal(unpack(torch.arange(256, dtype=torch.uint8), (256, 8)), mask)
+
+
+@pytest.mark.parametrize("data", [[0], [0, 0, 0], [[0, 0]], []])
+def test_a_wrong_length_is_refused(data: list[int]) -> None:
+    """With the length that would be right."""
+    with pytest.raises(ValueError, match="a mask of 10 bits takes 2 bytes, not"):
         unpack(torch.tensor(data, dtype=torch.uint8), (2, 5))
-    assert prod((2, 5)) == 10
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.bool])
+def test_what_is_not_bytes_is_refused(dtype: torch.dtype) -> None:
+    """Also where it has the right length."""
+    with pytest.raises(ValueError, match="takes 2 bytes"):
+        unpack(torch.zeros(2, dtype=dtype), (10,))
+
+
+@pytest.mark.parametrize("count", range(25))
+def test_a_set_padding_bit_is_refused_and_no_other(count: int) -> None:
+    """Each bit beyond the last is looked at, and all before it may be set."""
+    full = pack(torch.ones(count, dtype=torch.bool))
+    check_padding(full, count)
+    for bit in range(count % 8 or 8, 8):
+        wrong = full.clone()
+        wrong[-1] |= 1 << bit
+        with pytest.raises(ValueError, match="a padding bit of the mask is set"):
+            check_padding(wrong, count)
+        with pytest.raises(ValueError, match="a padding bit of the mask is set"):
+            unpack(wrong, (count,))
+
+
+@given(st.integers(0, 6), st.integers(0, 40), st.integers(0, 2**32))
+def test_the_first_owner_is_the_first_that_selects(tasks: int, weights: int, seed: int) -> None:
+    """Whoever comes later; what nobody selects has the number of tasks."""
+    masks = torch.rand(tasks, weights, generator=torch.Generator().manual_seed(seed)) < 0.3
+    owner = first_owner(iter(masks), tasks, weights)
+    assert owner.dtype == torch.int32
+    assert owner.tolist() == [next((n for n in range(tasks) if masks[n, w]), tasks) for w in range(weights)]

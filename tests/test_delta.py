@@ -19,7 +19,7 @@ from test_cli import answer, fails
 from etcl_deploy.bundle import format, values
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
 from etcl_deploy.bundle.delta import apply_delta, make_delta, write_delta
-from etcl_deploy.bundle.sections import as_section
+from etcl_deploy.bundle.sections import as_section, as_tensor
 from etcl_deploy.errors import BundleError
 from etcl_deploy.export.to_bundle import bundle_of
 
@@ -180,6 +180,23 @@ def test_nothing_is_lost_to_a_wrong_name_or_a_bad_delta(learned: Learned, tmp_pa
     write_delta(old, new, path)
     answer("apply", old, path, "--output", old)
     assert old.read_bytes() == new.read_bytes()
+
+
+def test_a_bundle_that_is_not_written_as_today_has_no_delta(learned: Learned, tmp_path: Path) -> None:
+    """A reader takes it, but no delta gives its bytes: the message names the bundle, and nothing is left behind."""
+    old, new = (
+        written(first_tasks(learned, 2), tmp_path / "o.etcl"),
+        written(first_tasks(learned, 3), tmp_path / "n.etcl"),
+    )
+    manifest, sections, _ = format.read(new)
+    norm = load_bundle(new).tasks["turned"].norm
+    plain = values.HEAD.pack(len(norm), 0) + norm.numpy().tobytes()  # what a writer does where coding saves nothing
+    others = {name: tensor.clone() for name, tensor in sections.items()} | {"task/2/norm": as_tensor(plain)}
+    new.write_bytes(format.to_bytes({key: value for key, value in manifest.items() if key != "sections"}, others))
+    assert torch.equal(load_bundle(new).tasks["turned"].norm, norm)
+    with pytest.raises(BundleError, match=r"n\.etcl was written by another version of etcl_deploy"):
+        write_delta(old, new, tmp_path / "d")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["n.etcl", "o.etcl"]
 
 
 def test_a_damaged_delta_is_refused(learned: Learned, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
 from etcl_deploy.learn.backbones import BACKBONES
 from etcl_deploy.plan import INPUT, Step
 from etcl_deploy.preprocessing import Preprocessing
-from etcl_deploy.runtime import arrangement
+from etcl_deploy.runtime import arrangement, onnx_engine
 from etcl_deploy.runtime import engine as engines
-from etcl_deploy.runtime.arrangement import EngineError, arrange
+from etcl_deploy.runtime.arrangement import Arrangement, EngineError, arrange
 from etcl_deploy.runtime.engine import TorchEngine, agree, choose_engine
 from etcl_deploy.runtime.onnx_engine import OnnxEngine
 from etcl_deploy.runtime.predictor import Predictor
@@ -170,9 +171,62 @@ def test_a_graph_that_onnxruntime_changed_is_not_used(learned: Learned, monkeypa
     monkeypatch.setattr(arrangement, "_optimized", changed)
     with pytest.raises(EngineError, match="mixed numbers"):
         arrange(folded.plan, preprocessing, shapes)
+
+    def without(model: Any) -> Any:
+        found = real(model)
+        tensor = next(t for t in found.graph.initializer if len(t.raw_data) > 4000)
+        values = np.frombuffer(tensor.raw_data, np.float32).copy()
+        values[:7] = 0
+        tensor.raw_data = values.tobytes()
+        return found
+
+    monkeypatch.setattr(arrangement, "_optimized", without)
+    with pytest.raises(EngineError, match="changed numbers"):
+        arrange(folded.plan, preprocessing, shapes)
     monkeypatch.setattr(arrangement, "MOST", 10)
     with pytest.raises(EngineError, match="more than the 10"):
         arrange(plan, Preprocessing(16, 16, 1), shapes)
+
+
+@pytest.mark.parametrize("reason", ["weights and other numbers", "the weights of two layers", "without blocks"])
+def test_a_layout_that_is_not_understood_is_not_used(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another onnxruntime may join tensors, or order weights as none does today: torch answers then."""
+    bundle = made_bundle(2, "resnet18", 2, 8)
+    real = arrange
+
+    def other(*about: Any) -> Arrangement:
+        found = real(*about)
+        large = [place for place in found.places if place.source.max() < bundle.layout.weight_count]
+        small = [place for place in found.places if place not in large]
+        first, second = {
+            "weights and other numbers": (large[0], small[0]),
+            "the weights of two layers": (large[0], large[1]),
+            "without blocks": (large[0], None),
+        }[reason]
+        if second is None:
+            changed = replace(first, source=first.source[::-1])
+        else:
+            joined = np.concatenate([first.source, second.source])
+            changed = replace(first, shape=joined.shape, source=joined)
+        rest = [place for place in found.places if place is not first and place is not second]
+        return replace(found, places=(changed, *rest))
+
+    OnnxEngine(bundle)
+    monkeypatch.setattr(onnx_engine, "arrange", other)
+    with pytest.raises(EngineError, match=reason):
+        OnnxEngine(bundle)
+    assert choose_engine(bundle).name == "torch"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and it works")
+def test_a_gpu_that_does_not_work_is_passed_over(
+    learned: Learned, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried where torch says there is one; why it is not used is in the log."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_engine(learned.bundle).name in ("torch", "onnxruntime")
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == engines.__name__]
+    assert warning.startswith("an engine is not used: ")
 
 
 def test_engines_agree_only_within_rounding() -> None:

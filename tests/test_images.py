@@ -80,6 +80,7 @@ def test_images_are_seen_as_a_person_sees_them() -> None:
         ([[10**30]], "rectangular array of numbers"),
         ([["a"]], "rectangular array of numbers"),
         ([[[1, 2]]], r"\[1, 1, 2\]"),
+        ([[0.0, 0.5], [1.0, 0.0]], "between 0 and 1, where 0 to 255 is right"),
         (torch.zeros(2, 2, 2, 2), "shape"),
         (torch.zeros(8, 8, device="meta"), "rectangular array of numbers"),
     ],

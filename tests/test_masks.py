@@ -15,7 +15,9 @@ def test_keeps_exactly_the_share_by_magnitude_then_index(values: list[int], dens
     scores = torch.tensor(values, dtype=torch.float32)
     order = sorted(range(len(values)), key=lambda i: (-abs(values[i]), i))
     expected = set(order[: round(density * len(values))])
-    assert set(masks.keep_top(scores, density).nonzero().flatten().tolist()) == expected
+    kept = masks.keep_top(scores, density)
+    assert kept.dtype == torch.bool
+    assert set(kept.nonzero().flatten().tolist()) == expected
 
 
 @pytest.mark.parametrize("density", [0.001, 0.3, 0.5, 1.0])
@@ -38,11 +40,22 @@ def test_a_mask_depends_on_its_scores_alone(density: float, stride: float) -> No
 
 def test_scores_can_be_dealt_out_anew_to_select_any_mask() -> None:
     """The same magnitudes in other places; scores that select the mask already stay as they are."""
-    scores = torch.rand(30, 20)
-    wanted = masks.keep_top(torch.randn(30, 20), 0.4)
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(30, 20, generator=generator)
+    wanted = masks.keep_top(torch.randn(30, 20, generator=generator), 0.4)
     dealt = masks.reselect(scores, wanted)
     assert torch.equal(masks.keep_top(dealt, 0.4), wanted)
     assert torch.equal(dealt.abs().flatten().sort().values, scores.abs().flatten().sort().values)
+    assert torch.equal(masks.reselect(scores, masks.keep_top(scores, 0.4)), scores)
+    for part in (wanted, ~wanted):
+        assert torch.equal(dealt[part].argsort(), scores[part].argsort()), "each part is ranked as before"
+
+
+def test_of_equal_scores_the_first_are_kept_however_many_there_are() -> None:
+    """Sorting of long tensors is not stable by itself; nothing but the scores decides."""
+    scores = torch.arange(20_000).remainder(3).float()
+    expected = torch.tensor([n for n in range(20_000) if n % 3 == 2] + [n for n in range(20_000) if n % 3 == 1][:1334])
+    assert torch.equal(masks.keep_top(scores, 0.4).nonzero().flatten(), expected.sort().values)
     assert torch.equal(masks.reselect(scores, masks.keep_top(scores, 0.4)), scores)
 
 
@@ -50,7 +63,15 @@ def test_scores_can_be_dealt_out_anew_to_select_any_mask() -> None:
 def test_scores_that_tie_still_select_the_mask_they_are_dealt_for(scores: list[float]) -> None:
     """However many are equal where the mask ends."""
     wanted = torch.tensor([False, True, True, False])
-    assert torch.equal(masks.keep_top(masks.reselect(torch.tensor(scores), wanted), 0.5), wanted)
+    before = torch.tensor(scores)
+    dealt = masks.reselect(before, wanted)
+    assert torch.equal(masks.keep_top(dealt, 0.5), wanted)
+    assert torch.equal(before, torch.tensor(scores)), "the argument stays"
+    # The numbers are those that were there, but that the least selected one is the next larger.
+    ranked, found = before.sort(descending=True).values, dealt.sort(descending=True).values
+    assert torch.equal(found[2:], ranked[2:])
+    least = torch.nextafter(ranked[1], torch.tensor(9.0))
+    assert torch.equal(found[:2], torch.where(ranked[:2] == ranked[1], least, ranked[:2]))
 
 
 def test_keeps_the_shape_and_the_argument() -> None:
@@ -64,9 +85,13 @@ def test_keeps_the_shape_and_the_argument() -> None:
 def test_union_never_loses_a_bit() -> None:
     """What any mask has, the union has, and nothing else."""
     parts = [torch.rand(4, 7) < 0.3 for _ in range(5)]
+    before = [part.clone() for part in parts]
     assert torch.equal(masks.union(parts), torch.stack(parts).any(0))
+    assert all(torch.equal(part, kept) for part, kept in zip(parts, before, strict=True)), "no part is changed"
 
 
 def test_density_counts_ones_over_all_masks() -> None:
     """Density is the share of ones, weighted by size."""
-    assert masks.density([torch.tensor([True, False]), torch.zeros(6, dtype=torch.bool)]) == pytest.approx(1 / 8)
+    assert masks.density([torch.tensor([True, False]), torch.zeros(6, dtype=torch.bool)]) == 1 / 8
+    assert masks.density([torch.ones(3, dtype=torch.bool)]) == 1
+    assert masks.density([]) == 0

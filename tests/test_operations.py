@@ -19,7 +19,8 @@ from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.operations import NORMS, OPERATIONS, fixed_windows, normalize, weigh
 from etcl_deploy.plan import INPUT, Plan, PlanError, Step
 from etcl_deploy.preprocessing import Preprocessing
-from etcl_deploy.runtime.operators import _COMPOSED, _NAMED
+from etcl_deploy.runtime.arrangement import open_session
+from etcl_deploy.runtime.operators import _COMPOSED, _NAMED, Graph, as_model, write_network
 
 WINDOW = {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0)}
 CONV: dict[str, Any] = {"in": 4, "out": 6, **WINDOW, "dilation": (1, 3), "groups": 2}
@@ -65,6 +66,20 @@ def test_a_step_without_state_is_torchs_own(op: str, settings: dict[str, Any], e
     assert torch.equal(plan.run(x, no_state), expected(x).flatten(1))
     assert plan.shapes["s"] == tuple(expected(x).shape[1:])
     assert Plan.from_json(json.loads(json.dumps(plan.as_json()))) == plan
+
+
+@pytest.mark.parametrize(("op", "settings", "expected"), STATELESS)
+def test_a_step_without_state_is_the_same_in_onnx(op: str, settings: dict[str, Any], expected: Any) -> None:
+    """onnxruntime gives torch's numbers for each of them, at any batch size."""
+    preprocessing = Preprocessing(9, 8, 3, 0.5, 0.1)  # from -5 to 5
+    plan, graph = one_step(op, settings, (3, 9, 8)), Graph()
+    graph.add("Identity", [write_network(graph, plan, preprocessing, {})], "features")
+    session = open_session(as_model(graph, preprocessing, {"features": plan.features}).SerializeToString(), 1)
+    pixels = torch.randint(0, 256, (5, 9, 8, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    for part in (pixels, pixels[:1]):
+        (found,) = session.run(None, {"image": part.numpy()})
+        wanted = expected(preprocessing.normalize(part)).flatten(1)
+        torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_every_operation_is_covered_here_and_in_onnx() -> None:

@@ -10,7 +10,14 @@ import pytest
 import torch
 from conftest import Learned
 
-from etcl_deploy.errors import BadImageError, EtclError, InputError, MissingTaskError, TooLargeError
+from etcl_deploy.errors import (
+    BadImageError,
+    EtclError,
+    InputError,
+    MissingTaskError,
+    TooLargeError,
+    UnsupportedMediaError,
+)
 from etcl_deploy.prediction import Prediction
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
@@ -81,6 +88,48 @@ def test_what_is_no_request_is_refused_by_name(body: Any, reason: str) -> None:
         read_request({"body": json.dumps(body).encode()}, JSON)
 
 
+@pytest.mark.parametrize(
+    ("row", "media", "kind", "reason"),
+    [
+        ({"body": b"x"}, "text/html; charset=utf-8", UnsupportedMediaError, "content type 'text/html' is not read"),
+        ({"body": "a text"}, "", UnsupportedMediaError, "the image arrived as text"),
+        ({"body": b""}, "image/png", InputError, "has no image"),
+        ({}, "image/png", InputError, "has no image"),
+        ({"body": b"{"}, "application/json", InputError, "the body is not JSON"),
+        ({"body": b"[" * 100_000}, "application/json", InputError, "the body is not JSON"),
+        ({"body": b"[1]"}, "application/json", InputError, "must be an object with 'task' and 'instances'"),
+        ({"body": [1]}, "", InputError, "must be an object with 'task' and 'instances'"),
+        ({}, "application/json", InputError, "must be an object with 'task' and 'instances'"),
+    ],
+)
+def test_bodies_that_are_no_image_are_refused(row: dict[str, Any], media: str, kind: type, reason: str) -> None:
+    """Each by what it is, whatever a server has made of it."""
+    with pytest.raises(kind, match=reason):
+        read_request(row, {"content-type": media, "x-etcl-task": "t"})
+
+
+def test_an_image_is_a_request() -> None:
+    """As the body, or as a field of a form, which comes first."""
+    for row in ({"body": bytearray(b"png")}, {"data": b"png", "body": b"other"}):
+        assert read_request(row, {"X-ETCL-Task": "t", "Content-Type": "IMAGE/PNG"}) == Request("t", [b"png"], "one")
+
+
+def test_instances_are_images_each_with_its_own_error() -> None:
+    """Base64 and pixels; what is neither spoils no other."""
+    rows = [{"b64": "YWJj"}, {"pixels": [[1]]}, {"b64": "?"}, {"b64": 5}, {"pixels": "x"}, 7]
+    request = read_request({"body": {"task": "t", "instances": rows}}, JSON)
+    assert (request.form, request.images[:2]) == ("list", [b"abc", [[1]]])
+    assert [type(image) for image in request.images[2:]] == [BadImageError, InputError, InputError, InputError]
+    assert [str(image).split()[1] for image in request.images[2:]] == ["2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize("name", ["größe", "大"])
+def test_a_header_in_any_letters_is_read(name: str) -> None:
+    """As UTF-8 where it is that, and as it came where it is not."""
+    for sent in (name, name.encode().decode("latin-1")):
+        assert read_request({"body": b"x"}, {"x-etcl-task": sent}).task == name
+
+
 def test_parameters_name_the_task_before_headers() -> None:
     """`task` of the body, of its parameters, of a form, of the header, of the path: in this order."""
     body = v2([1], [1, 1])
@@ -93,6 +142,8 @@ def test_parameters_name_the_task_before_headers() -> None:
     assert read_request({"body": plain}, {**JSON, "url_path": "p%20q/"}).task == "p%20q", "the server has decoded it"
     with pytest.raises(MissingTaskError):
         read_request({"body": plain}, JSON)
+    with pytest.raises(MissingTaskError):
+        read_request({"body": {**plain, "task": ""}}, {**JSON, "url_path": "/"})
 
 
 def test_each_form_has_its_answer() -> None:

@@ -51,7 +51,7 @@ def write_delta(old_path: Path, new_path: Path, path: Path) -> None:
         raise BundleError(f"{path} is one of the two bundles; name another file for the delta")
     with atomic.replacing(path) as temporary:
         temporary.write_bytes(make_delta(old_path, new_path))
-        if apply_delta(old_path, temporary) != new_path.read_bytes():
+        if _applied(old_path, temporary)[0] != new_path.read_bytes():
             raise BundleError(f"{new_path} was written by another version of etcl_deploy; bundle its run again")
 
 
@@ -81,6 +81,14 @@ def make_delta(old_path: Path, new_path: Path) -> bytes:
 
 def apply_delta(old_path: Path, path: Path) -> bytes:
     """The bytes of the new bundle."""
+    data, stated = _applied(old_path, path)
+    if hashlib.sha256(data).hexdigest() != stated:
+        raise BundleError(f"{path} gives another bundle than it states; bundle the run again")
+    return data
+
+
+def _applied(old_path: Path, path: Path) -> tuple[bytes, str]:
+    """The bytes that a delta gives, and the digest it states for them."""
     old = load_bundle(old_path)
     manifest, sections, _ = format.read(path, format.DELTA)
     with refusing(path, "delta"):
@@ -90,10 +98,7 @@ def apply_delta(old_path: Path, path: Path) -> bytes:
                 f"{path} belongs to the bundle with digest {str(manifest['base'])[:16]}..., but {old_path} has "
                 f"{old.digest[:16]}..."
             )
-        data = to_bytes(_joined(old, manifest, sections), old.encoding)
-    if hashlib.sha256(data).hexdigest() != manifest["bytes"]:
-        raise BundleError(f"{path} gives another bundle than it states; bundle the run again")
-    return data
+        return to_bytes(_joined(old, manifest, sections), old.encoding), manifest["bytes"]
 
 
 def _joined(old: Bundle, manifest: Mapping[str, Any], sections: Mapping[str, Tensor]) -> Bundle:

@@ -40,7 +40,7 @@ def _gram(inputs: Tensor) -> Tensor:
 
 def outside(update: Tensor, space: Tensor) -> Tensor:
     """`g - g P` with `P = B^T B`: what is left of an update of head weights outside the space of rows `B`."""
-    return update - (update @ space.transpose(-1, -2)) @ space
+    return update - (update @ space.T) @ space
 
 
 def extended(space: Tensor | None, inputs: Tensor, energy: float) -> Tensor:
