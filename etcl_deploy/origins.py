@@ -64,7 +64,7 @@ def _found(sources: Sequence[Source], config: Config, partial: list[str], notes:
     needed = sum(source.file_bytes(preprocessing) for source in sources) / 1e9
     stored = needed > config.memory_gb
     if stored:
-        why = f"{needed:.1f} GB of images, more than memory_gb = {config.memory_gb:g}"
+        why = f"{needed:.2g} GB of images, more than memory_gb = {config.memory_gb:g}"
         notes = [*notes, f"{why}: they are read from their files in every epoch"]
     return Found([source.prepared(preprocessing, stored=stored) for source in sources], partial, notes)
 

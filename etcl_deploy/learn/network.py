@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from etcl_deploy.errors import NetworkError, UnknownTaskError
 from etcl_deploy.learn import masks
 from etcl_deploy.learn.layers import MaskedLayer
-from etcl_deploy.learn.norms import MOMENTUM, Norm, TaskNorm
+from etcl_deploy.learn.norms import MOMENTUM, Norm, TaskNorm, measuring
 from etcl_deploy.learn.ranks import ALONE
 from etcl_deploy.learn.task import Images, parts
 from etcl_deploy.learn.workspace import Workspace
@@ -294,28 +294,9 @@ class MaskedNetwork(nn.Module):
     @torch.no_grad()
     def estimate_norms(self, batches: Iterable[Tensor]) -> None:
         """Set every batch norm's mean and variance to those over all items, under the final mask, nothing dropped."""
-        norms = {name: norm for name, norm in self.norm_layers.items() if norm.step.op == "norm"}
-        sums = {name: torch.zeros(3, len(norm.mean)).double() for name, norm in norms.items()}
-
-        def collect(name: str, x: Tensor) -> None:
-            channels = x.double().transpose(0, 1).flatten(1)
-            count = torch.full_like(channels[:, 0], channels.shape[1])
-            sums[name] += torch.stack([count, channels.sum(1), channels.square().sum(1)]).cpu()
-
-        hooks = [
-            norm.register_forward_pre_hook(lambda _, args, name=name: collect(name, args[0]))
-            for name, norm in norms.items()
-        ]
+        norms = [norm for norm in self.norm_layers.values() if norm.step.op == "norm"]
         self.eval()
         self.norms.train()
-        try:
-            for images in batches if hooks else ():
+        with measuring(norms):
+            for images in batches if norms else ():
                 self.features(images.to(self.device))
-        finally:
-            for hook in hooks:
-                hook.remove()
-        for name, norm in norms.items():
-            count, total, squares = sums[name]
-            mean = total / count
-            norm.mean = mean.float().to(self.device)
-            norm.var = (squares / count - mean.square()).clamp_min(0).float().to(self.device)

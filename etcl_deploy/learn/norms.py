@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -100,3 +102,28 @@ class TaskNorm(nn.Module):
             self.var.lerp_(var * count / max(1, count - 1), self.momentum)
         scale = self.gamma * torch.rsqrt(var + self.step.settings["eps"])
         return (centred * scale.view(shape) + self.beta.view(shape)).to(x.dtype)
+
+
+@contextmanager
+def measuring(norms: Sequence[TaskNorm]) -> Iterator[None]:
+    """Note what comes into batch norms; afterwards each has the mean and the variance of all of it."""
+    sums = [torch.zeros(3, len(norm.mean)).double() for norm in norms]
+
+    def note(sums: Tensor, x: Tensor) -> None:
+        channels = x.double().transpose(0, 1).flatten(1)
+        count = torch.full_like(channels[:, 0], channels.shape[1])
+        sums += torch.stack([count, channels.sum(1), channels.square().sum(1)]).cpu()
+
+    hooks = [
+        norm.register_forward_pre_hook(lambda _, args, total=total: note(total, args[0]))
+        for norm, total in zip(norms, sums, strict=True)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for norm, (count, total, squares) in zip(norms, sums, strict=True):
+        mean = total / count
+        norm.mean = mean.float().to(norm.mean.device)
+        norm.var = (squares / count - mean.square()).clamp_min(0).float().to(norm.var.device)
