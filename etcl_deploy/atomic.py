@@ -41,8 +41,12 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            error.filename = str(path)  # a write that finds no room does not say for what, and nobody knows our name
+        if isinstance(error, OSError) and (
+            error.filename is None or str(temporary) in (error.filename, error.filename2)
+        ):
+            # A write that finds no room does not say for what, a copy names two files, and nobody knows ours.
+            error.filename = str(path)
+            del error.filename2
         raise
     finally:
         if fcntl:

@@ -105,9 +105,12 @@ def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
-    """Writing itself does not say for which file there was no room."""
-    with pytest.raises(OSError, match=r"No space left on device: '.*x\.etcl'$"), atomic.replacing(tmp_path / "x.etcl"):
+    """Writing itself does not say for which file there was no room, and a copy says it of a name of ours."""
+    words, path = r"No space left on device: '[^']*/x\.etcl'$", tmp_path / "x.etcl"
+    with pytest.raises(OSError, match=words), atomic.replacing(path):
         raise OSError(28, "No space left on device")
+    with pytest.raises(OSError, match=words), atomic.replacing(path) as temporary:
+        raise OSError(28, "No space left on device", "source", None, str(temporary))
     assert not list(tmp_path.iterdir())
 
 
