@@ -129,7 +129,7 @@ class Soak:
         if chance.random() < 0.5:
             file = self.work / "out" / "soak.delta"
             self.etcl.must("delta", old, new, "-o", file)
-            self.book.counts["deltas"] += 1
+            self.book.counts["deltas made"] += 1
         service.push(new, file, kill=drawn("kill push"), full=drawn("full disk: push"))
 
     def _kept(self) -> Path:
