@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-pytestmark = pytest.mark.torchserve
+pytestmark = [pytest.mark.torchserve, pytest.mark.slow]
 
 
 def test_a_minute_of_faults_costs_no_answer_and_no_task(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_a_run_does_not_change_its_method(photos: Path, tmp_path: Path) -> None:
     """What one method left is not what another needs; the run goes on as if nothing had been asked."""
     run = tmp_path / "run"
     interrupted(photos, run, 1)
-    with pytest.raises(RunError, match="not by which method"):
+    with pytest.raises(RunError, match="can change, not the method"):
         resume(run, "cpu", lambda event: None, values={"method": "one"})
     assert resume(run, "cpu", lambda event: None)[1].learning.method == "etcl"
 
@@ -256,7 +256,7 @@ def test_a_task_that_cannot_be_learned_does_not_block_the_run(photos: Path, tmp_
 def test_what_a_run_is_built_on_cannot_change(photos: Path, tmp_path: Path, values: dict[str, object]) -> None:
     """Masks, items and what is kept of tasks would no longer fit; and nothing is lost by asking."""
     interrupted(photos, tmp_path / "run", 1)
-    with pytest.raises(RunError, match="only --tasks and how a task is learned can change"):
+    with pytest.raises(RunError, match="only --tasks, checkpoint_seconds, memory_gb and how a task is learned can change"):
         resume(tmp_path / "run", "cpu", lambda event: None, values=values)
     shutil.rmtree(photos / "b")
     with pytest.raises(DataError, match="task 'b' is no longer there"):
