@@ -256,7 +256,9 @@ def test_a_task_that_cannot_be_learned_does_not_block_the_run(photos: Path, tmp_
 def test_what_a_run_is_built_on_cannot_change(photos: Path, tmp_path: Path, values: dict[str, object]) -> None:
     """Masks, items and what is kept of tasks would no longer fit; and nothing is lost by asking."""
     interrupted(photos, tmp_path / "run", 1)
-    with pytest.raises(RunError, match="only --tasks, checkpoint_seconds, memory_gb and how a task is learned can change"):
+    with pytest.raises(
+        RunError, match="only --tasks, checkpoint_seconds, memory_gb and how a task is learned can change"
+    ):
         resume(tmp_path / "run", "cpu", lambda event: None, values=values)
     shutil.rmtree(photos / "b")
     with pytest.raises(DataError, match="task 'b' is no longer there"):
