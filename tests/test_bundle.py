@@ -336,6 +336,8 @@ def test_what_cannot_be_decoded_is_not_verified(learned: Learned, tmp_path: Path
     sections = {name: tensor.clone() for name, tensor in sections.items()}
     sections[section][place] ^= 0x55
     rewrite(path, manifest, sections)
+    with pytest.raises(BundleError, match=f"^the bundle is damaged: section '{section}': "):
+        load_bundle(path).decode_all()
     assert f"the bundle is damaged: section '{section}'" in fails("verify", path)
 
 

@@ -164,6 +164,8 @@ def test_nothing_is_lost_to_a_wrong_name_or_a_bad_delta(learned: Learned, tmp_pa
     )
     before = old.read_bytes()
     assert "is one of the two bundles" in fails("delta", old, new, "--output", old)
+    with pytest.raises(BundleError, match=r"n\.etcl is one of the two bundles"):
+        write_delta(old, new, new)
     path = tmp_path / "d"
     path.write_bytes(make_delta(old, new))
     manifest, sections, _ = format.read(path, format.DELTA)

@@ -57,6 +57,9 @@ def test_of_equal_scores_the_first_are_kept_however_many_there_are() -> None:
     expected = torch.tensor([n for n in range(20_000) if n % 3 == 2] + [n for n in range(20_000) if n % 3 == 1][:1334])
     assert torch.equal(masks.keep_top(scores, 0.4).nonzero().flatten(), expected.sort().values)
     assert torch.equal(masks.reselect(scores, masks.keep_top(scores, 0.4)), scores)
+    dealt = masks.reselect(scores, scores == 0)  # 6667 of them for 6666 twos: the last one gets a little more than 1
+    assert dealt[0::3].tolist() == [2.0] * 6666 + [1 + 2.0**-23]
+    assert bool((dealt[2::3] == 1).all()) and not dealt[1::3].any()
 
 
 @pytest.mark.parametrize("scores", [[0.5, 0.5, 0.9, 0.1], [0.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5]])

@@ -1,24 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from etcl_deploy.learn.projection import extended, outside, principal
-
-
-@settings(deadline=None)
-@given(seed=st.integers(0, 10_000), items=st.integers(1, 40), size=st.integers(1, 30), energy=st.floats(0.1, 1))
-def test_an_update_outside_a_space_does_nothing_inside_it(seed: int, items: int, size: int, energy: float) -> None:
-    """A head moved by it answers as before on every vector of the space, within 1e-5 of the update's size."""
-    generator = torch.Generator().manual_seed(seed)
-    space, shares = principal(torch.randn(items, size, generator=generator), energy)
-    update = torch.randn(5, size, generator=generator)
-    inside = torch.randn(7, len(space), generator=generator) @ space
-    moved = outside(update, space) @ inside.T
-    assert moved.abs().max() <= 1e-5 * max(1.0, float(update.norm() * inside.norm()))
-    assert 0 < float(shares.sum()) <= 1 + 1e-5
 
 
 def test_what_is_outside_stays() -> None:
@@ -38,6 +28,83 @@ def held(inputs: torch.Tensor, rows: torch.Tensor) -> float:
     """The share of the squared norm of inputs inside the space of orthonormal rows."""
     double = inputs.double()
     return float((double @ rows.double().T).square().sum() / double.square().sum())
+
+
+def test_as_many_directions_as_needed_to_the_letter() -> None:
+    """Shares of exactly 3/4 and 1/4: 3/4 takes one direction, anything above it two; nothing at all is one."""
+    inputs = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    for energy, count in ((0.5, 1), (0.75, 1), (0.7501, 2), (1.0, 2)):
+        rows, shares = principal(inputs, energy)
+        assert rows.abs().tolist() == [[0, 1], [1, 0]][:count] and shares.tolist() == [0.75, 0.25][:count]
+    for nothing in (torch.zeros(2, 3), torch.zeros(3, 2)):
+        rows, shares = principal(nothing, 0.9)
+        assert rows.tolist() == torch.eye(nothing.shape[1])[:1].tolist() and shares.tolist() == [1]
+
+
+def test_a_space_that_holds_enough_stays() -> None:
+    """Exactly the energy is enough; nothing new is nothing to hold; and there is nothing beyond the whole."""
+    inputs = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
+    space = torch.tensor([[0.0, 1.0]])
+    assert extended(space, inputs, 0.75) is space
+    assert len(extended(space, inputs, 0.76)) == 2
+    assert extended(space, torch.zeros(3, 2), 0.99) is space
+    whole = principal(torch.randn(9, 7, generator=torch.Generator().manual_seed(0)), 1.0)[0]
+    assert extended(whole, torch.randn(9, 7, generator=torch.Generator().manual_seed(1)), 1.0) is whole
+
+
+@pytest.mark.parametrize(("items", "size"), [(9, 30), (30, 9), (9, 9)])
+def test_directions_that_are_rounding_are_left_out(items: int, size: int) -> None:
+    """All the energy of inputs of rank 3 is in three directions."""
+    generator = torch.Generator().manual_seed(1)
+    exact = torch.randint(-3, 4, (items, 3), generator=generator), torch.randint(-3, 4, (3, size), generator=generator)
+    rows, shares = principal(torch.mm(*exact).float(), 1.0)
+    check_orthonormal(rows)
+    assert len(rows) == len(shares) == 3 and float(shares.sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("items", [3, 6000])
+def test_directions_of_little_energy_are_as_exact_as_large_ones(items: int) -> None:
+    """A share of 1e-8 is beyond what products in single precision can tell; there are more items than go at once."""
+    generator = torch.Generator().manual_seed(2)
+    left = torch.linalg.qr(torch.randn(items, 2, generator=generator, dtype=torch.float64))[0]
+    right = torch.linalg.qr(torch.randn(5, 2, generator=generator, dtype=torch.float64))[0]
+    rows, shares = principal((left * torch.tensor([1, 1e-4]) @ right.T).float(), 1 - 1e-10)
+    assert len(rows) >= 2 and float(shares[1]) == pytest.approx(1e-8, rel=1e-2)
+    assert abs(float(rows[1].double() @ right[:, 1])) == pytest.approx(1, abs=1e-3)
+
+
+class Largest(TorchDispatchMode):
+    """Knows how many numbers the largest tensor has that was made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        parts = made if isinstance(made, tuple | list) else [made]
+        self.numbers = max([self.numbers, *(part.numel() for part in parts if torch.is_tensor(part))])
+        return made
+
+
+@pytest.mark.parametrize("shape", [(4, 500), (500, 4)])
+def test_many_items_or_many_dimensions_take_no_more_memory_than_themselves(shape: tuple[int, int]) -> None:
+    """Of the two products of the inputs with themselves the smaller one is made."""
+    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    with Largest() as largest:
+        rows, _ = principal(inputs, 0.9)
+    assert rows.shape[1] == shape[1] and 0 < largest.numbers <= inputs.numel()
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10_000), items=st.integers(1, 40), size=st.integers(1, 30), energy=st.floats(0.1, 1))
+def test_an_update_outside_a_space_does_nothing_inside_it(seed: int, items: int, size: int, energy: float) -> None:
+    """A head moved by it answers as before on every vector of the space, within 1e-5 of the update's size."""
+    generator = torch.Generator().manual_seed(seed)
+    space, shares = principal(torch.randn(items, size, generator=generator), energy)
+    update = torch.randn(5, size, generator=generator)
+    inside = torch.randn(7, len(space), generator=generator) @ space
+    moved = outside(update, space) @ inside.T
+    assert moved.abs().max() <= 1e-5 * max(1.0, float(update.norm() * inside.norm()))
+    assert 0 < float(shares.sum()) <= 1 + 1e-5
 
 
 @settings(deadline=None)
@@ -65,38 +132,6 @@ def test_principal_directions_hold_the_energy_and_no_fewer_do(
     assert shares.tolist() == pytest.approx((singular / singular.sum())[: len(rows)].tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize(("items", "size"), [(9, 30), (30, 9), (9, 9)])
-def test_directions_that_are_rounding_are_left_out(items: int, size: int) -> None:
-    """All the energy of inputs of rank 3 is in three directions."""
-    generator = torch.Generator().manual_seed(1)
-    exact = torch.randint(-3, 4, (items, 3), generator=generator), torch.randint(-3, 4, (3, size), generator=generator)
-    rows, shares = principal(torch.mm(*exact).float(), 1.0)
-    check_orthonormal(rows)
-    assert len(rows) == len(shares) == 3 and float(shares.sum()) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("items", [3, 6000])
-def test_directions_of_little_energy_are_as_exact_as_large_ones(items: int) -> None:
-    """A share of 1e-8 is beyond what products in single precision can tell; there are more items than go at once."""
-    generator = torch.Generator().manual_seed(2)
-    left = torch.linalg.qr(torch.randn(items, 2, generator=generator, dtype=torch.float64))[0]
-    right = torch.linalg.qr(torch.randn(5, 2, generator=generator, dtype=torch.float64))[0]
-    rows, shares = principal((left * torch.tensor([1, 1e-4]) @ right.T).float(), 1 - 1e-10)
-    assert len(rows) >= 2 and float(shares[1]) == pytest.approx(1e-8, rel=1e-2)
-    assert abs(float(rows[1].double() @ right[:, 1])) == pytest.approx(1, abs=1e-3)
-
-
-def test_as_many_directions_as_needed_to_the_letter() -> None:
-    """Shares of exactly 3/4 and 1/4: 3/4 takes one direction, anything above it two; nothing at all is one."""
-    inputs = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
-    for energy, count in ((0.5, 1), (0.75, 1), (0.7501, 2), (1.0, 2)):
-        rows, shares = principal(inputs, energy)
-        assert rows.abs().tolist() == [[0, 1], [1, 0]][:count] and shares.tolist() == [0.75, 0.25][:count]
-    for nothing in (torch.zeros(2, 3), torch.zeros(3, 2)):
-        rows, shares = principal(nothing, 0.9)
-        assert rows.tolist() == torch.eye(nothing.shape[1])[:1].tolist() and shares.tolist() == [1]
-
-
 @settings(deadline=None)
 @given(seed=st.integers(0, 10_000), size=st.integers(2, 20), energy=st.floats(0.3, 0.99))
 def test_an_extended_space_holds_what_is_new_and_all_that_it_held(seed: int, size: int, energy: float) -> None:
@@ -115,14 +150,3 @@ def test_an_extended_space_holds_what_is_new_and_all_that_it_held(seed: int, siz
         assert held(second, torch.cat([space, more])) <= energy + 1e-5
     else:
         assert larger is space
-
-
-def test_a_space_that_holds_enough_stays() -> None:
-    """Exactly the energy is enough; nothing new is nothing to hold; and there is nothing beyond the whole."""
-    inputs = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]])
-    space = torch.tensor([[0.0, 1.0]])
-    assert extended(space, inputs, 0.75) is space
-    assert len(extended(space, inputs, 0.76)) == 2
-    assert extended(space, torch.zeros(3, 2), 0.99) is space
-    whole = principal(torch.randn(9, 7, generator=torch.Generator().manual_seed(0)), 1.0)[0]
-    assert extended(whole, torch.randn(9, 7, generator=torch.Generator().manual_seed(1)), 1.0) is whole
