@@ -37,7 +37,8 @@ FOREIGN = {
     "--no-config-snapshots",
     "--ts-config",
     "--logdir",
-    "--try",  # of scripts in benchmarks/
+    "--try",  # this and the next: of scripts in benchmarks/
+    "--minutes",
     "--nproc-per-node",
     "--nnodes",
     "--node-rank",
