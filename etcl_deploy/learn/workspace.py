@@ -6,10 +6,12 @@ these are the largest tensors there are, and each is touched at every step.
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch import Tensor, nn
 
-from etcl_deploy.learn.chooser import Chooser
+from etcl_deploy.learn.chooser import Choice, Chooser
 
 
 class Workspace:
@@ -26,19 +28,20 @@ class Workspace:
         self.borrowed: Tensor | None = None
         # The weight in use; a backward pass gives its gradient.
         self.used = torch.zeros_like(weight, requires_grad=True)
+        self._room = torch.empty_like(weight, requires_grad=False)  # its numbers; after that, the weight's gradient
         self._claimed = claimed
         self._frozen = weight.detach().clone()
         self._free = (~claimed).float() if bool(claimed.any()) else None  # None: every weight may change
-        self._mask, self._of_weight = torch.zeros_like(self._frozen), torch.zeros_like(self._frozen)
         self._choose = Chooser(density)
+        self._choice = Choice(scores.detach(), inf)  # none, until somebody looks
 
     def look(self) -> Tensor:
         """`W * m`: the weight as the task sees it at this step."""
         if self.borrowed is None:
-            self._choose(self.scores.detach(), out=self._mask)
-        else:
-            self._mask.copy_(self.borrowed)
-        torch.mul(self.weight.detach(), self._mask, out=self.used.data)
+            self._choice, room = self._choose(self.scores.detach()), self._room
+        else:  # while a step is under way, whose gradient is in the usual place
+            self._choice, room = Choice.by(self.borrowed), torch.empty_like(self._room)
+        self.used = self._choice.of(self.weight.detach(), room).detach().requires_grad_()
         return self.used
 
     def forget_gradients(self) -> None:
@@ -50,7 +53,7 @@ class Workspace:
         """After a backward pass: give weight and scores their gradients (Eq. nws1, nws2), in the place of its own."""
         gradient = self.used.grad
         assert gradient is not None
-        self.weight.grad = torch.mul(gradient, self._mask, out=self._of_weight)
+        self.weight.grad = self._choice.of(gradient, self._room)
         if self._free is not None:
             self.weight.grad.mul_(self._free)
         self.scores.grad, self.used.grad = self.to_scores(gradient), None
