@@ -21,9 +21,10 @@ from etcl_deploy.runtime.rows import Row, open_rows
 from etcl_deploy.runtime.subnet import Folding, select
 
 AT_ONCE = 1 << 18  # weights that are made ready together: what is written and read again stays near the processor
-TILE = 256  # how many weights in a row are multiplied by scales at once
+TILE = 512  # how many weights in a row are multiplied by scales at once
 MANY = 8  # images that run together, where that changes no bit
 WIDEST = 64  # output channels that lie beside each other in a block
+EIGHT = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.float32)  # by byte
 
 
 class Slot:
@@ -146,16 +147,20 @@ class OnnxEngine:
 
     def _fill(self, buffer: np.ndarray, bits: np.ndarray, numbers: np.ndarray) -> None:
         """Write a task's numbers: weights it selects, times the scale of their channel; then all others."""
-        # A bundle's weights are finite, so that 0 times one is 0; numpy multiplies numbers and bytes block by block.
-        mask = np.unpackbits(bits, count=len(self._source), bitorder="little")
+        # First the mask in the place of the weights, eight numbers a byte, so that nothing has to be converted. A
+        # bundle's weights are finite: 0 times one is 0.
+        count = len(self._source)
+        whole = count - count % 8
+        np.take(EIGHT, bits[: whole // 8], axis=0, out=buffer[:whole].reshape(-1, 8), mode="wrap")
+        buffer[whole:count] = EIGHT[bits[-1], : count - whole]
         tiles = numbers[self._tiles]
         for part in self._parts:
             found = buffer[part.span]
-            np.multiply(self._rows.base[part.span], mask[part.span], out=found)
+            np.multiply(found, self._rows.base[part.span], out=found)
             if part.tile:
                 rows = found.reshape(part.blocks)
                 np.multiply(rows, tiles[part.tiles].reshape(part.tile), out=rows)
-        np.take(numbers, self._rest, out=buffer[len(self._source) :], mode="wrap")
+        np.take(numbers, self._rest, out=buffer[count:], mode="wrap")
 
     def _base(self) -> np.ndarray:
         """The backbone's weights as they lie in a buffer."""
