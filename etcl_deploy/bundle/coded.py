@@ -179,10 +179,8 @@ def _at(mask: np.ndarray, places: Sequence[slice]) -> np.ndarray:
 
 def _sums(bits: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """How many bits of each group are set."""
-    ends = np.cumsum(sizes)
-    counts = np.concatenate([[0], np.cumsum(bits)])
-    sums: np.ndarray = counts[ends] - counts[ends - sizes]
-    return sums
+    edges = np.concatenate([[0], np.cumsum(sizes)])
+    return np.array([np.count_nonzero(bits[start:end]) for start, end in pairwise(edges)], dtype=np.int64)
 
 
 def _sizes(places: np.ndarray, edges: np.ndarray) -> np.ndarray:
