@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,7 +67,7 @@ COLUMNS = ("figure", "measured", "repeats", "ours", "other", "unit", "now", "aim
 def words(path: Path) -> str:
     """How a script measures, from its docstring: without its commands, a paragraph a line."""
     text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
-    paragraphs = [paragraph for paragraph in text.split("\n\n") if not paragraph.strip().startswith("python ")]
+    paragraphs = [paragraph for paragraph in text.split("\n\n") if "python benchmarks/" not in paragraph]
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
@@ -133,14 +134,32 @@ def section(benchmark: Benchmark, rows: Iterable[Row], about: Mapping[str, Any] 
     notes = [f"* {named(row)}: {row.recorded.note}." for row in own if row.recorded and row.recorded.note]
     if notes:
         yield "\n".join(["", *notes])
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    machine = "{architecture}, cores: {cores}, threads: {threads}".format(**about["machine"])
     parts = f" Its runs, each with its own command, are in `benchmarks/results/{benchmark.name}/`."
     quick = f" (smaller: {benchmark.smaller})" if benchmark.smaller else " (fewer or shorter repeats)"
-    yield f"\nRecorded by `{about['command']}` ({versions}; {machine})."
+    yield circumstances(about)
     if (HERE / "results" / benchmark.name).is_dir():
         yield parts
     yield f"Again: `etcl bench {benchmark.name}`; quickly: `etcl bench {benchmark.name} --quick`{quick}."
+
+
+def circumstances(about: Mapping[str, Any]) -> str:
+    """With which command, versions and machine something was measured."""
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    machine = "{architecture}, cores: {cores}, threads: {threads}".format(**about["machine"])
+    return f"\nRecorded by `{about['command']}` ({versions}; {machine})."
+
+
+def passes() -> Iterator[str]:
+    """What each stage of the whole path took before somebody looked at it with a profiler, and after."""
+    about = json.loads((HERE / "results" / "passes.json").read_text("utf-8"))
+    yield "\n## Performance passes\n"
+    yield words(HERE / "passes.py")
+    yield "\n| stage | before | after | ratio | what the profiler showed, and what changed |\n|---|---|---|---|---|"
+    for stage, row in about["result"].items():
+        times = (f"{1000 * row[side]:.3g} ms" for side in ("before", "after"))
+        spread = f"{row['ratio']:.2f} ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})"
+        yield cells(stage, *times, spread, row["found"])
+    yield circumstances(about)
 
 
 def page() -> str:
@@ -150,6 +169,7 @@ def page() -> str:
     parts = [INTRODUCTION, *overview(rows), "\n## How each was measured"]
     for name in dict.fromkeys(row.target.benchmark for row in rows):
         parts += section(table.benchmarks[name], rows, results.get(name))
+    parts += passes()
     return "\n".join(parts) + "\n"
 
 

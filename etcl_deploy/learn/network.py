@@ -21,7 +21,7 @@ from etcl_deploy.learn.workspace import Workspace
 from etcl_deploy.plan import Plan, Step
 from etcl_deploy.preprocessing import Preprocessing
 
-EVALUATION_BATCH = 256
+EVALUATION_BATCH = 64  # items looked at together: few enough for what they give to stay near the processor
 
 Masks = Mapping[str, Tensor]  # by step name, bool, the weight's shape
 Head = Mapping[str, Tensor]  # "weight" [classes, features] and, where the plan says so, "bias"
