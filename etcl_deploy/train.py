@@ -134,7 +134,9 @@ def _changed(stored: Stored, values: Mapping[str, Any]) -> Stored:
         names = "--tasks, checkpoint_seconds, memory_gb"
         raise RunError(f"of a run that has begun only {names} and how a task is learned can change, not the method")
     planned = [name for origin in stored.origins for name, _ in origin.tasks]
-    wanted = len(planned) if config.tasks == old.tasks else config.tasks or len(planned)
+    asked = values.get("tasks")
+    as_begun = asked == old.tasks and len(stored.origins) == 1  # more than there are is fine, then as now
+    wanted = len(planned) if asked is None or as_begun else asked
     if not len(stored.run.tasks) <= wanted <= len(planned):
         raise RunError(f"{len(stored.run.tasks)} of {len(planned)} tasks are learned; --tasks {wanted} is not between")
     chosen = set(planned[:wanted])
