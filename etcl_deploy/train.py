@@ -127,7 +127,7 @@ def _kept(directory: Path, ranks: Ranks) -> AbstractContextManager[None]:
 def _changed(stored: Stored, values: Mapping[str, Any]) -> Stored:
     """The run with other settings from here on; what it has learned must still fit them."""
     old, config = stored.config, stored.config.with_values(values)
-    kept = {name: getattr(old.learning, name) for name in ("method", "seed", "similarity")}
+    kept = {name: getattr(old.learning, name) for name in ("method", "seed", "weights", "similarity")}
     learning = replace(config.learning, **kept)
     free = {name: getattr(config, name) for name in ("tasks", "checkpoint_seconds", "memory_gb")}
     if replace(old, **free, learning=learning) != config:

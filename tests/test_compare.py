@@ -119,6 +119,7 @@ def test_a_method_may_have_settings_of_its_own(photos: Path, tmp_path: Path) -> 
         ("[methods.magic]\n", "method must be one of"),
         ("[methods.hat]\nx = 1\n", "unknown setting 'x'"),
         ("[methods.hat]\nepochs = 1\n", r"\[methods.hat\] can say how it learns, not another network, epochs"),
+        ("[methods.hat]\nweights = 'x'\n", r"\[methods.hat\] can say how it learns, not another network, epochs"),
     ):
         recipe.write_text(f"sequence = 'digits'\n{wrong}")
         with pytest.raises(ConfigError, match=why):
