@@ -177,11 +177,15 @@ def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) 
     path = directory / RECORD
     try:
         record = _read_record(directory)
-        if not (directory / record["state"]["name"]).exists():  # it was just replaced by a process at work
-            record = _read_record(directory)
         if finished and not record["tasks"]:
             raise RunError(f"no task of the run in {directory} is finished; go on with: {how_to_go_on(directory)}")
-        return _restored(record, directory, device)
+        try:
+            return _restored(record, directory, device)
+        except FileNotFoundError:
+            newer = _read_record(directory)
+            if newer["state"] == record["state"]:
+                raise
+            return _restored(newer, directory, device)  # a process at work has replaced what the record named
     except OSError as error:
         raise RunError(f"cannot read the run in {directory}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, SafetensorError, PlanError) as error:
