@@ -23,7 +23,7 @@ from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Items, parts
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
-from etcl_deploy.serve.process import start
+from etcl_deploy.serve.process import start, stop
 from etcl_deploy.serve.properties import DEFAULT_PORT, HOST, check_ports, default_workers
 from etcl_deploy.serve.push import next_version, remove_others, switch
 from etcl_deploy.serve.server import Server, check_not_running, find, names
@@ -95,10 +95,14 @@ def serve_bundle(path: Path, name: str, model_store: Path, wishes: Wishes) -> Se
     bundle = load_bundle(path)
     for task in wishes.pinned:
         bundle.task(task)
-    settings = wishes.settings()
+    settings, data = wishes.settings(), path.read_bytes()
     archive(path, name, model_store, settings)
     server = start(name, model_store, wishes.port, settings["minWorkers"], pushes=wishes.pushes)
-    atomic.write_bytes(server.bundle, path.read_bytes())
+    try:
+        atomic.write_bytes(server.bundle, data)
+    except BaseException:
+        stop(server)
+        raise
     return server
 
 

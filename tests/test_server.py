@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 import socket
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -14,14 +17,16 @@ import pytest
 from conftest import ROOT, Learned
 from packaging.requirements import Requirement
 
-from etcl_deploy.errors import ServeError
+from etcl_deploy import deploy
+from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.errors import EtclError, ServeError
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve import java
 from etcl_deploy.serve.process import serving, start, stop
 from etcl_deploy.serve.properties import any_free_port, check_ports, render
-from etcl_deploy.serve.server import find
+from etcl_deploy.serve.server import Server, find
 
 pytestmark = pytest.mark.torchserve
 
@@ -98,6 +103,38 @@ def test_a_server_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path, 
     with pytest.raises(ServeError, match=r"server\.log"):
         start("broken", store, any_free_port())
     assert find("broken", store) is None
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[Server]:
+    """A server as it is recorded, with a process that only waits."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        folder = tmp_path / "store" / "servers" / "x"
+        folder.mkdir(parents=True)
+        created = psutil.Process(process.pid).create_time()
+        yield Server("x", str(folder), 1, process.pid, created, str(tmp_path / "temporary"), 1, pushes=False)
+        process.kill()
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_the_bundle_is_kept_or_nothing_is_served(
+    learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Server, room: bool
+) -> None:
+    """What a delta needs later is read before the start, whatever happens to the file; without room for it, it stops."""
+    path = tmp_path / "x.etcl"
+    shutil.copyfile(learned.path, path)
+
+    def start_slowly(*_: object, **__: object) -> Server:
+        path.unlink()
+        if not room:
+            stand_in.bundle.mkdir()
+        return stand_in
+
+    monkeypatch.setattr(deploy, "start", start_slowly)
+    with nullcontext() if room else pytest.raises(EtclError, match="is a directory"):
+        deploy.serve_bundle(path, "x", tmp_path / "store", deploy.Wishes(any_free_port()))
+    assert (stand_in.process() is not None) == room
+    assert not room or load_bundle(stand_in.bundle).digest == learned.bundle.digest
 
 
 def test_a_taken_port_is_found_before_starting() -> None:
