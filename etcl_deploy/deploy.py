@@ -106,8 +106,8 @@ def serve_bundle(path: Path, name: str, model_store: Path, wishes: Wishes) -> Se
     return server
 
 
-def push_bundle(path: Path, server: Server) -> Bundle:
-    """Serve another bundle, or what a delta makes of the one that is served, in its place; gives that bundle."""
+def push_bundle(path: Path, server: Server) -> tuple[Bundle, str]:
+    """Serve another bundle, or what a delta makes of the one that is served, in its place; gives it and its version."""
     directory = Path(server.directory)
     store = directory.parent.parent
     with atomic.locked(directory):
@@ -135,7 +135,7 @@ def push_bundle(path: Path, server: Server) -> Bundle:
             archived.unlink(missing_ok=True)  # TorchServe has a copy of its own
             new.unlink(missing_ok=True)
         remove_others(server, version)
-    return bundle
+    return bundle, version
 
 
 def find_server(url: str, model_store: Path) -> Server:

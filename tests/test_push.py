@@ -87,10 +87,11 @@ def test_no_request_fails_while_a_bundle_is_replaced(server: Server, tmp_path: P
     path = bundle_file(tmp_path / "second.etcl", 3, seed=1)
     old, new = load_bundle(server.bundle), load_bundle(path)
     with traffic(server, "täsk 0", [old, new]) as counts:
-        given = push_bundle(path, server)
+        given, version = push_bundle(path, server)
     assert set(counts) <= {"bundle 0", "bundle 1"}, counts
     assert counts["bundle 0"]
     assert given.digest == new.digest == load_bundle(server.bundle).digest
+    assert version == push.live_version(server)
     with server.client() as client:
         assert client.predict(png(IMAGE), "täsk 2").scores == pytest.approx(expected(new, "täsk 2"), abs=1e-5)
     assert len(server.manage("GET", f"/models/{server.name}/all")) == 1
@@ -128,6 +129,7 @@ def test_a_delta_is_enough(server: Server, tmp_path: Path) -> None:
         *("--model-store", Path(server.directory).parent.parent),
     )
     assert told["tasks"] == [f"täsk {number}" for number in range(4)]
+    assert told["version"] == push.live_version(server)
     with server.client() as client:
         assert client.predict(png(IMAGE), "täsk 3").task == "täsk 3"
     with pytest.raises(BundleError, match="belongs to the bundle with digest"):
