@@ -96,8 +96,11 @@ def serve_bundle(path: Path, name: str, model_store: Path, wishes: Wishes) -> Se
     for task in wishes.pinned:
         bundle.task(task)
     settings, data = wishes.settings(), path.read_bytes()
-    archive(path, name, model_store, settings)
-    server = start(name, model_store, wishes.port, settings["minWorkers"], pushes=wishes.pushes)
+    server = start(
+        *(name, model_store, wishes.port, settings["minWorkers"]),
+        pushes=wishes.pushes,
+        prepare=lambda: archive(path, name, model_store, settings),
+    )
     try:
         atomic.write_bytes(server.bundle, data)
     except BaseException:

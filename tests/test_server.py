@@ -7,8 +7,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+import time
 import venv
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -23,7 +26,7 @@ from etcl_deploy.errors import EtclError, ServeError
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
-from etcl_deploy.serve import java
+from etcl_deploy.serve import java, process
 from etcl_deploy.serve.process import serving, start, stop
 from etcl_deploy.serve.properties import any_free_port, check_ports, render
 from etcl_deploy.serve.server import Server, find
@@ -135,6 +138,53 @@ def test_the_bundle_is_kept_or_nothing_is_served(
         deploy.serve_bundle(path, "x", tmp_path / "store", deploy.Wishes(any_free_port()))
     assert (stand_in.process() is not None) == room
     assert not room or load_bundle(stand_in.bundle).digest == learned.bundle.digest
+
+
+def test_of_two_that_start_at_once_one_does(
+    learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Server
+) -> None:
+    """The other is refused, and its archive is not in the place of the one that is served."""
+    began = threading.Barrier(2)
+    prepared: list[int] = []
+
+    def find_java() -> java.Java:  # both have looked whether it runs
+        began.wait(10)
+        return java.Java(tmp_path, 17, "none")
+
+    def launch(*_: object) -> tuple[int, float]:
+        time.sleep(0.2)
+        return stand_in.pid, stand_in.created
+
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(process, "find_java", find_java)
+    monkeypatch.setattr(process, "_launch", launch)
+    monkeypatch.setattr(process, "_wait_until_ready", lambda server: None)
+    monkeypatch.setattr(process, "start_keeper", lambda directory: None)
+
+    def attempt(number: int) -> str:
+        try:
+            return start("x", tmp_path / "store", 1, prepare=lambda: prepared.append(number)).name
+        except ServeError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as threads:
+        told = sorted(threads.map(attempt, range(2)))
+    assert told[0].startswith("'x' is already served at") and told[1] == "x"
+    assert len(prepared) == len(list(tmp_path.glob("etcl-*"))) == 1
+
+
+def test_a_start_that_fails_early_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one for sockets is made before anything can go wrong with the rest."""
+
+    def without_room(*_: object, **__: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(process, "render", without_room)
+    with pytest.raises(OSError, match="No space"):
+        start("x", tmp_path / "store", any_free_port())
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_a_taken_port_is_found_before_starting() -> None:
