@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from etcl_deploy.atomic import locked
@@ -214,11 +214,21 @@ def _polite_stop(note: Note) -> Iterator[Callable[[], bool]]:
         wanted.set()
         note("stopping after this step; press Ctrl-C again to stop at once")
 
-    here = threading.current_thread() is threading.main_thread()
-    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if here and signal.getsignal(n) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, ask) for number in heard}
-    try:
+    with hearing((signal.SIGINT, signal.SIGTERM), ask):
         yield wanted.is_set
+
+
+@contextmanager
+def hearing(signals: Iterable[signal.Signals], answer: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """While it lasts, `answer` is called when one of these signals comes.
+
+    What the caller has set to be ignored (nohup) stays ignored; only the main thread hears any.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    heard = [number for number in signals if here and signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, answer) for number in heard}
+    try:
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
