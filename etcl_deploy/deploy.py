@@ -19,6 +19,7 @@ from etcl_deploy.errors import ServeError
 from etcl_deploy.export.parity import seeded_images
 from etcl_deploy.export.to_bundle import bundle_of, with_accuracies
 from etcl_deploy.export.to_mar import archive, archive_version, archive_waiting, settings_of
+from etcl_deploy.learn.metrics import percent_right
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Items, parts
 from etcl_deploy.runtime.images import png
@@ -65,8 +66,7 @@ def bundle_run(
 def _accuracy(predictor: Predictor, name: str, items: Items) -> float:
     """The share of items, in percent, that a task gets right."""
     found = zip(parts(items.images, EACH), parts(items.labels, EACH), strict=True)
-    right = sum(int((predictor.logits(name, images).argmax(1) == labels).sum()) for images, labels in found)
-    return 100 * right / len(items)
+    return percent_right((predictor.logits(name, images), labels) for images, labels in found)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from etcl_deploy.config import Transfer
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
+from etcl_deploy.learn.metrics import percent_right
 from etcl_deploy.learn.network import Head, MaskedNetwork, TaskState
 from etcl_deploy.learn.portrait import HeadInputs, Portrait, Seen, seen_by_head
 from etcl_deploy.learn.projection import outside
@@ -139,5 +140,4 @@ def _score(head: Head, seen: Seen) -> tuple[float, float | None]:
     if not len(seen.labels):
         return nan, None
     logits = _logits(head, seen.features)
-    right = (logits.argmax(1) == seen.labels).float().mean()
-    return float(F.cross_entropy(logits, seen.labels)), 100 * float(right)
+    return float(F.cross_entropy(logits, seen.labels)), percent_right([(logits, seen.labels)])
