@@ -103,6 +103,11 @@ class Plan:
                 chains[layer].append(step)
         return {layer: tuple(chain) for layer, chain in chains.items()}
 
+    def head_shapes(self, classes: int) -> dict[str, Shape]:
+        """The shapes of a task's head, in the order its random numbers are drawn."""
+        shapes: dict[str, Shape] = {"weight": (classes, self.features)}
+        return {**shapes, "bias": (classes,)} if self.head_bias else shapes
+
     @cached_property
     def _last_use(self) -> dict[str, str]:
         return {name: step.name for step in self.steps for name in step.inputs}

@@ -280,12 +280,9 @@ class MaskedNetwork(nn.Module):
 
     def _fresh_head(self, classes: int, generator: torch.Generator) -> Head:
         bound = self.plan.features**-0.5
-        shapes: dict[str, tuple[int, ...]] = {"weight": (classes, self.plan.features)}
-        if self.plan.head_bias:
-            shapes["bias"] = (classes,)
         return {
             key: torch.empty(shape).uniform_(-bound, bound, generator=generator).to(self.device)
-            for key, shape in shapes.items()
+            for key, shape in self.plan.head_shapes(classes).items()
         }
 
     def _bind_head(self, head: Head, *, trainable: bool) -> None:
