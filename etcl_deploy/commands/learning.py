@@ -113,7 +113,8 @@ def evaluate(
     from etcl_deploy.learn.directory import load
     from etcl_deploy.render import run_report, transfer_report
 
-    summary = load(run).summary(load(one)) if one else summary_beside(run)
+    stored = load(run)
+    summary = stored.summary(load(one)) if one else summary_beside(stored, run)
     show(summary, as_json=as_json, picture=Group(run_report(summary), transfer_report(summary)))
 
 

@@ -24,7 +24,7 @@ MANY = 40  # tasks: more than that many cannot each be shown
 def run_page(directory: Path) -> Page:
     """What a run came to, as far as it got."""
     stored = load(directory)
-    summary = summary_beside(directory)
+    summary = summary_beside(stored, directory)
     tasks = f"{len(summary['tasks'])} task{'s' if len(summary['tasks']) > 1 else ''}"
     sections = [_accuracy(summary), *_curves(summary), *_similarity(summary), *_masks(stored), _sizes(stored)]
     sections += [*_progress(directory), _settings(stored)]
