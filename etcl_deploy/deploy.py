@@ -111,8 +111,7 @@ def serve_bundle(path: Path, name: str, model_store: Path, wishes: Wishes) -> Se
 
 def push_bundle(path: Path, server: Server) -> tuple[Bundle, str]:
     """Serve another bundle, or what a delta makes of the one that is served, in its place; gives it and its version."""
-    directory = Path(server.directory)
-    store = directory.parent.parent
+    directory, store = Path(server.directory), server.store
     with atomic.locked(directory):
         new = directory / "pushed.etcl"
         archived = store / f".{server.name}.mar"

@@ -15,7 +15,6 @@ import httpx
 from etcl_deploy.errors import ClientError, RequestError, TokenError, shortened
 from etcl_deploy.prediction import Prediction
 
-
 KEY_FILE = "key_file.json"  # where TorchServe writes its tokens
 
 
@@ -80,7 +79,7 @@ def read_image(path: Path) -> bytes:
 
 
 def read_keys(path: Path) -> dict[str, Any]:
-    """What a server's key file says of each kind of key: "inference", "management" and "API", which makes the others."""
+    """What a server's key file says of each kind of key: "inference", "management", "API" (which makes the others)."""
     try:
         keys = json.loads(path.read_bytes())
     except OSError as error:

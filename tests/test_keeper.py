@@ -73,7 +73,7 @@ def test_management_outlives_a_renewal(server: Server, monkeypatch: pytest.Monke
     assert server.describe()["modelName"] == "kept" and len(pauses) == 3
     try:
         server.token_file.write_bytes(old[: int(part * len(old))])
-        with pytest.raises(ServeError, match="was answered 400: Token Authorization|holds no tokens"):
+        with pytest.raises(ServeError, match=r"was answered 400: Token Authorization|holds no tokens"):
             server.describe()
     finally:
         server.token_file.write_bytes(new)
@@ -83,7 +83,7 @@ def test_management_outlives_a_renewal(server: Server, monkeypatch: pytest.Monke
 @pytest.mark.torchserve
 def test_the_status_tells_when_nobody_renews(server: Server) -> None:
     """A keeper that is gone is not missed for an hour; whoever asks before is told."""
-    words = [ETCL, "serve", "--status", "--name", server.name, "--model-store", Path(server.directory).parent.parent]
+    words = [ETCL, "serve", "--status", "--name", server.name, "--model-store", server.store]
     told = [subprocess.run(words, capture_output=True, text=True, check=True).stderr]
     found = keeper.keeper_of(Path(server.directory))
     assert found

@@ -123,7 +123,7 @@ def stand_in(tmp_path: Path) -> Iterator[Server]:
 def test_the_bundle_is_kept_or_nothing_is_served(
     learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Server, room: bool
 ) -> None:
-    """What a delta needs later is read before the start, whatever happens to the file; without room for it, it stops."""
+    """What a delta needs later is read before the start, whatever happens to the file; without room it stops."""
     path = tmp_path / "x.etcl"
     shutil.copyfile(learned.path, path)
 

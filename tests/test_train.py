@@ -269,7 +269,9 @@ def test_the_number_of_tasks_a_run_began_with_leaves_out_what_was_added(photos: 
     assert (load(run).run.tasks, load(run).waiting) == (("a",), [])
 
 
-@pytest.mark.parametrize("values", [{"density": 0.3}, {"seed": 5}, {"size": 16}, {"distance": "euclidean"}, {"weights": "x"}])
+@pytest.mark.parametrize(
+    "values", [{"density": 0.3}, {"seed": 5}, {"size": 16}, {"distance": "euclidean"}, {"weights": "x"}]
+)
 def test_what_a_run_is_built_on_cannot_change(photos: Path, tmp_path: Path, values: dict[str, object]) -> None:
     """Masks, items and what is kept of tasks would no longer fit; and nothing is lost by asking."""
     interrupted(photos, tmp_path / "run", 1)

@@ -52,10 +52,10 @@ def renew(key_file: Path, management: str) -> None:
 
 def keep(directory: Path, early: float = EARLY_SECONDS) -> None:
     """Renew the tokens of the server of a directory whenever they are about to expire, until it is gone."""
-    from etcl_deploy.serve.server import find
+    from etcl_deploy.serve.server import recorded
 
     key_file = directory / KEY_FILE
-    while (server := find(directory.name, directory.parent.parent)) and server.process():
+    while (server := recorded(directory)) and server.process():
         try:
             if seconds_left(key_file) < early:
                 renew(key_file, server.management_address)

@@ -25,6 +25,7 @@ from etcl_deploy.wire import KEY_FILE, read, read_token
 
 REQUEST_SECONDS = 300  # TorchServe unpacks an archive before it answers
 START_SECONDS = 600  # as startupTimeout in model-config.yaml
+SERVERS = "servers"
 RECORD = "server.json"
 BUNDLE = "bundle.etcl"
 
@@ -41,6 +42,11 @@ class Server:
     temporary: str
     workers: int
     pushes: bool  # whether another bundle may take the place of the one it serves
+
+    @property
+    def store(self) -> Path:
+        """The folder of archives it was started from."""
+        return Path(self.directory).parent.parent
 
     @property
     def management_address(self) -> str:
@@ -164,6 +170,11 @@ class Server:
         }
 
 
+def folder_of(name: str, model_store: Path) -> Path:
+    """Where the server of that name has its directory."""
+    return model_store / SERVERS / name
+
+
 def check_not_running(name: str, model_store: Path) -> None:
     """Refuse to start what runs already."""
     running = find(name, model_store)
@@ -173,9 +184,13 @@ def check_not_running(name: str, model_store: Path) -> None:
 
 def find(name: str, model_store: Path) -> Server | None:
     """The server of that name, as it was recorded when started."""
+    return recorded(folder_of(name, model_store))
+
+
+def recorded(directory: Path) -> Server | None:
+    """The server of a directory."""
     try:
-        record = json.loads((model_store / "servers" / name / RECORD).read_text("utf-8"))
-        return Server(**record)
+        return Server(**json.loads((directory / RECORD).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -199,4 +214,4 @@ def status(name: str, model_store: Path) -> dict[str, Any]:
 
 def names(model_store: Path) -> list[str]:
     """The names of all recorded servers."""
-    return sorted(path.parent.name for path in (model_store / "servers").glob(f"*/{RECORD}"))
+    return sorted(path.parent.name for path in (model_store / SERVERS).glob(f"*/{RECORD}"))
