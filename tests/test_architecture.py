@@ -16,7 +16,7 @@ from etcl_deploy.settings import tomllib
 # except within one room.
 ROWS: list[list[str]] = [
     ["errors", "prediction"],
-    ["atomic", "config", "operations", "wire"],
+    ["atomic", "config", "operations", "templates", "wire"],
     ["client", "settings", "plan", "preprocessing", "bundle.codec"],
     [
         "learn.masks",

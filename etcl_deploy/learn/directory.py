@@ -86,9 +86,7 @@ class Stored:
             raise RunError(f"forward transfer is measured against a run of one, not of {one.config.learning.method}")
         alone = {name: row[-1] for name, row in zip(one.run.tasks, one.run.matrix, strict=True)}
         if one.config.budget() != self.config.budget():
-            raise RunError(
-                "the run of one has another network, start or images, or another number of epochs or batches"
-            )
+            raise RunError("the run of one has another network, start or images, another number of epochs or batches")
         theirs, ours = (dict(task for origin in stored.origins for task in origin.tasks) for stored in (one, self))
         other = [name for name in self.run.tasks if name not in alone or theirs[name] != ours[name]]
         if other:

@@ -18,6 +18,7 @@ from etcl_deploy.learn.norms import MOMENTUM, Norm, TaskNorm, measuring
 from etcl_deploy.learn.ranks import ALONE
 from etcl_deploy.learn.task import Images, parts
 from etcl_deploy.learn.workspace import Workspace
+from etcl_deploy.operations import along_channels
 from etcl_deploy.plan import Plan, Step
 from etcl_deploy.preprocessing import Preprocessing
 
@@ -266,7 +267,7 @@ class MaskedNetwork(nn.Module):
             return self._drop(x, step.settings["percent"]) if self.training else x
         result: Tensor = (self.norms if step.name in self.norms else self.masked)[step.name](x)
         if step.name in self.gates:
-            return result * self.gates[step.name].view((1, -1) + (1,) * (result.ndim - 2))
+            return result * along_channels(self.gates[step.name], result)
         return result
 
     def _drop(self, x: Tensor, percent: int) -> Tensor:
