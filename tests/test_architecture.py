@@ -33,6 +33,7 @@ ROWS: list[list[str]] = [
     ["learn.similarity"],
     ["learn.workspace"],
     ["learn.layers", "learn.norms", "learn.backbones"],
+    ["learn.state"],
     ["learn.network"],
     ["bundle"],
     ["runtime"],

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 from etcl_deploy.config import Transfer
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
 from etcl_deploy.learn.metrics import percent_right
-from etcl_deploy.learn.network import Head, MaskedNetwork, TaskState
+from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.portrait import HeadInputs, Portrait, Seen, seen_by_head
 from etcl_deploy.learn.projection import outside
+from etcl_deploy.learn.state import Head, TaskState
 from etcl_deploy.learn.task import Items
 
 BATCH = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -14,8 +14,10 @@ from torch.nn import functional as F
 from etcl_deploy.errors import NetworkError, UnknownTaskError
 from etcl_deploy.learn import masks
 from etcl_deploy.learn.layers import MaskedLayer
-from etcl_deploy.learn.norms import MOMENTUM, Norm, TaskNorm, measuring
+from etcl_deploy.learn.norms import MOMENTUM, TaskNorm, measuring
 from etcl_deploy.learn.ranks import ALONE
+from etcl_deploy.learn.state import Head, Masks
+from etcl_deploy.learn.state import TaskState as TaskState  # for learn.forward, which takes it from here
 from etcl_deploy.learn.task import Images, parts
 from etcl_deploy.learn.workspace import Workspace
 from etcl_deploy.operations import along_channels
@@ -23,21 +25,6 @@ from etcl_deploy.plan import Plan, Step
 from etcl_deploy.preprocessing import Preprocessing
 
 EVALUATION_BATCH = 256
-
-Masks = Mapping[str, Tensor]  # by step name, bool, the weight's shape
-Head = Mapping[str, Tensor]  # "weight" [classes, features] and, where the plan says so, "bias"
-
-
-@dataclass(frozen=True)
-class TaskState:
-    """What a finished task owns: its mask, its normalization and its head, never one without the others."""
-
-    name: str
-    classes: tuple[str, ...]
-    masks: Masks
-    norms: Mapping[str, Norm]
-    head: Head
-    weights: Mapping[str, Tensor] | None = None  # of a task that shares no backbone with others; by step name
 
 
 class MaskedNetwork(nn.Module):
