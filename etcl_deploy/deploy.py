@@ -18,7 +18,7 @@ from etcl_deploy.config import Config
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.parity import seeded_images
 from etcl_deploy.export.to_bundle import bundle_of, with_accuracies
-from etcl_deploy.export.to_mar import archive, archive_version, archive_waiting, settings_of
+from etcl_deploy.export.to_mar import archive, archive_version, archive_waiting, check_name, settings_of
 from etcl_deploy.learn.metrics import percent_right
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Items, parts
@@ -90,6 +90,7 @@ class Wishes:
 
 def serve_bundle(path: Path, name: str, model_store: Path, wishes: Wishes) -> Server:
     """Archive the bundle where needed and start a server on it."""
+    check_name(name)
     check_not_running(name, model_store)
     check_ports(wishes.port)
     bundle = load_bundle(path)

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 from etcl_deploy import deploy
 from etcl_deploy.bundle.bundle import load_bundle
-from etcl_deploy.errors import EtclError, ServeError
+from etcl_deploy.errors import EtclError, ExportError, ServeError
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
@@ -171,6 +171,13 @@ def test_of_two_that_start_at_once_one_does(
         told = sorted(threads.map(attempt, range(2)))
     assert told[0].startswith("'x' is already served at") and told[1] == "x"
     assert len(prepared) == len(list(tmp_path.glob("etcl-*"))) == 1
+
+
+def test_a_name_that_leads_elsewhere_is_refused_before_anything_is_written(learned: Learned, tmp_path: Path) -> None:
+    """It would name a folder as well."""
+    with pytest.raises(ExportError, match="cannot name a model"):
+        deploy.serve_bundle(learned.path, "../x", tmp_path / "store", deploy.Wishes(any_free_port()))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_start_that_fails_early_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
