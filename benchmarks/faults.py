@@ -15,8 +15,10 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,17 @@ def traffic(port: int, requests: list[bytes], known: list[set[bytes]], over: Pat
     return {"counts": dict(counts), "failures": dict(failures.most_common(5)), "longest_seconds": longest}
 
 
+@contextmanager
+def asking(pool: Pool, arguments: tuple[int, list[bytes], list[set[bytes]], Path]) -> Iterator[dict[str, Any]]:
+    """Have another process ask while it lasts; afterwards what `traffic` found is in the dict."""
+    over, found = arguments[-1], dict[str, Any]()
+    asked = pool.apply_async(traffic, arguments)
+    yield found
+    over.touch()
+    found |= asked.get()
+    over.unlink()
+
+
 def ready(server: Server) -> bool:
     return len(workers_of(server)) == server.workers and server.is_ready()
 
@@ -79,7 +92,7 @@ def main(say: Callable[[str], None]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--pushes", type=int, default=10)
-    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--try", action="store_true", dest="trying")
     arguments = parser.parse_args()
     work: Path = arguments.work
@@ -93,38 +106,33 @@ def main(say: Callable[[str], None]) -> None:
             second = answers_alone(server)
             assert not set(first) & set(second), "the bundles must answer differently"
             known = [{one, other} for one, other in zip(first, second, strict=True)]
-            requests = questions(server)
+            asked = partial(asking, pool, (server.port, questions(server), known, work / "over"))
 
-            over = work / "over"
-            load_ = pool.apply_async(traffic, (server.port, requests, known, over))
-            time.sleep(2)
-            times = []
-            for turn in range(arguments.pushes):
-                began = time.monotonic()
-                push_bundle(bundles[turn % 2], server)
-                times.append(time.monotonic() - began)
-                say(f"push {turn + 1}: {times[-1]:.1f} s")
-            over.touch()
-            result["pushes"] = {**load_.get(), "seconds": times}
-            over.unlink()
+            with asked() as found:
+                time.sleep(2)
+                times = []
+                for turn in range(arguments.pushes):
+                    began = time.monotonic()
+                    push_bundle(bundles[turn % 2], server)
+                    times.append(time.monotonic() - began)
+                    say(f"push {turn + 1}: {times[-1]:.1f} s")
+            result["pushes"] = {**found, "seconds": times}
             say(json.dumps(result["pushes"], indent=1))
 
-            load_ = pool.apply_async(traffic, (server.port, requests, known, over))
-            recovered = []
-            for _ in range(arguments.kills):
+            with asked() as found:
+                recovered = []
+                for _ in range(arguments.kills):
+                    time.sleep(5)
+                    victim = workers_of(server)[0]
+                    os.kill(victim.pid, signal.SIGKILL)
+                    began = time.monotonic()
+                    time.sleep(1)
+                    while not ready(server):
+                        time.sleep(0.2)
+                    recovered.append(time.monotonic() - began)
+                    say(f"a worker killed; all ready again after {recovered[-1]:.1f} s")
                 time.sleep(5)
-                victim = workers_of(server)[0]
-                os.kill(victim.pid, signal.SIGKILL)
-                began = time.monotonic()
-                time.sleep(1)
-                while not ready(server):
-                    time.sleep(0.2)
-                recovered.append(time.monotonic() - began)
-                say(f"a worker killed; all ready again after {recovered[-1]:.1f} s")
-            time.sleep(5)
-            over.touch()
-            result["kills"] = {**load_.get(), "seconds_to_recover": recovered}
-            over.unlink()
+            result["kills"] = {**found, "seconds_to_recover": recovered}
             say(json.dumps(result["kills"], indent=1))
     finally:
         stop(server)

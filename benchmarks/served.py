@@ -52,7 +52,7 @@ def made_bundle(tasks: int, seed: int = 0, precision: str = "fp32") -> Bundle:
     made = {}
     for number in range(tasks):
         name = f"task-{number}"
-        head = {key: torch.randn(shape, generator=chance) / 8 for key, shape in layout.head(len(CLASSES)).items()}
+        head = {key: torch.randn(shape, generator=chance) / 8 for key, shape in plan.head_shapes(len(CLASSES)).items()}
         norm = torch.rand(layout.norm_count, generator=chance) / 2 + 0.25
         made[name] = BundledTask(name, CLASSES, 0.4, 90.0, 90.0, norm, reduced_head(head, precision))
     stored = weights if precision == "fp32" else weights.half()

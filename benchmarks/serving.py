@@ -161,13 +161,9 @@ def main(say: Callable[[str], None]) -> None:
         results = compare(servers, arguments.mixes, loads, say)
         where = {} if arguments.quick else stages(servers[OURS])
     say(show(**{name: round(value, 3) for name, value in where.items()}))
-    figures = {
-        target: {"ratio": results[mix][OURS]["ratio"], "unit": "requests a second"}
-        for target, mix in (("S3", "zipf"), ("S4", "uniform"))
-    }
     settings = {"tasks": TASKS, "connections": CONNECTIONS, "rounds": ROUNDS, "seconds": loads.seconds, **chosen}
     tuning = {" ".join(map(str, choice)): throughput for choice, throughput in tried.items()}
-    result = {"figures": figures, "mixes": results, "stages_ms": where, "tuning": tuning}
+    result = {"mixes": results, "stages_ms": where, "tuning": tuning}
     write_result("serving", ["S3", "S4"], result, settings)
 
 

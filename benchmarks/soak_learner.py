@@ -18,6 +18,7 @@ from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.data.digits import digits
 from etcl_deploy.errors import EtclError
 from etcl_deploy.learn.directory import load
+from etcl_deploy.learn.metrics import percent_right
 from etcl_deploy.origins import tasks_of
 from etcl_deploy.runtime.predictor import Predictor
 
@@ -184,8 +185,7 @@ class Learner:
             stored, predictor = load(self.run), Predictor(load_bundle(self.bundle))
             said = dict(zip(stored.run.tasks, stored.run.matrix[-1], strict=True))
             for task in tasks_of(stored, self.lost.append, None):
-                right = predictor.logits(task.name, task.test.images).argmax(1) == task.test.labels
-                accuracy = 100 * float(right.double().mean())
+                accuracy = percent_right([(predictor.logits(task.name, task.test.images), task.test.labels)])
                 if abs(accuracy - (said[task.name] or 0)) > 1e-3:
                     self.lost.append(f"task {task.name} gets {accuracy} % right, the run says {said[task.name]}")
         except EtclError as error:

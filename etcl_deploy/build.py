@@ -32,8 +32,8 @@ def preprocessing_of(config: Config) -> Preprocessing:
 def build_network(config: Config) -> MaskedNetwork:
     """A network with fresh scores, and weights that are fresh or from a file, as the config describes it."""
     network = _mask_users_network(config) if ":" in config.network.backbone else _our_network(config)
-    if config.learning.others.weights:
-        _read_weights(network, Path(config.learning.others.weights))
+    if config.learning.weights:
+        _read_weights(network, Path(config.learning.weights))
     return network
 
 

@@ -23,7 +23,7 @@ import httpx
 
 from etcl_deploy.errors import RequestError, ServerUnavailableError, TokenError
 from etcl_deploy.prediction import Prediction
-from etcl_deploy.wire import Answer, Image, checked_token, checked_url, encode, read, read_token
+from etcl_deploy.wire import KEY_FILE, Answer, Image, checked_token, checked_url, encode, read, read_token
 
 CONNECT_SECONDS = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between attempts, doubled each time
@@ -119,7 +119,7 @@ class Asker(ABC, Generic[Http]):
             return f"{self._url} refuses the token in {self._token_file}, also when read again: has it expired?"
         if self._token:
             return f"{self._url} refuses the token: it is wrong or has expired; a token_file would be read again"
-        return f"{self._url} wants a token: give token_file, the server's key_file.json"
+        return f"{self._url} wants a token: give token_file, the server's {KEY_FILE}"
 
 
 class Client(Asker[httpx.Client]):

@@ -143,9 +143,10 @@ def _write_table(directory: Path, first: Sequence[str], failed: Sequence[str]) -
     return made
 
 
-def summary_beside(run: Path) -> dict[str, Any]:
-    """What a run came to; with forward transfer, if `etcl compare` left a run of `one` beside it that fits."""
-    stored, one = directories.load(run), run.parent / f"one-{run.name.rpartition('-')[2]}"
+def summary_beside(stored: directories.Stored, run: Path) -> dict[str, Any]:
+    """What the run in that directory came to; with forward transfer, if `etcl compare` left a run of `one` beside it
+    that fits."""
+    one = run.parent / f"one-{run.name.rpartition('-')[2]}"
     if run.parent.name == RUNS and one != run and (one / directories.RECORD).exists():
         with suppress(RunError):
             return stored.summary(directories.load(one))
@@ -197,7 +198,7 @@ def _table(directory: Path, first: Sequence[str]) -> Comparison:
         is_copy = run.name != f"{learning.method}-{learning.seed}"
         if stored.run.tasks and not stored.waiting and not is_copy:
             size = sum(needed_bytes(stored.run.network).values())
-            found.append({**summary_beside(run), "bytes": size, "versions": dict(stored.run.versions)})
+            found.append({**summary_beside(stored, run), "bytes": size, "versions": dict(stored.run.versions)})
             configs.setdefault(learning.method, stored.config)
     order = [method for method in dict.fromkeys((*first, *METHODS)) if method in configs]
     return Comparison.of({method: configs[method] for method in order}, found)

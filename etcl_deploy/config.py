@@ -60,7 +60,10 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 # Of how a task is learned: what no method may have more of than another.
-SHARED = ("epochs", "batch_size", "validation_share", "patience", "keep", "rotation", "zoom", "shift", "precision")
+SHARED = (
+    *("epochs", "batch_size", "validation_share", "patience", "keep", "rotation", "zoom", "shift", "precision"),
+    "weights",
+)
 
 
 class Section:
@@ -165,9 +168,6 @@ class Others(Section):
     hat_steepness: float = 400.0  # s_max of HAT: how close to 0 or 1 its gates are at the end of an epoch
     hat_rate: float = 30.0  # learning rate of its gates, as a multiple of the others'
     hat_thrift: float = 0.75  # c of HAT: weight of the penalty on units no task has used yet
-    # A file to take the backbone's weights from, whatever the method; without one piggyback learns them with the first
-    # task.
-    weights: str | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +192,9 @@ class Learning(Section):
     shift: float = 0.0  # move it by up to this share of its size
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, for GPUs that have it
     seed: int = 0
+    # A file to take the backbone's weights from, whatever the method; without one piggyback learns them with the first
+    # task.
+    weights: str | None = None
     similarity: Similarity = field(default_factory=Similarity)
     transfer: Transfer = field(default_factory=Transfer)
     others: Others = field(default_factory=Others)

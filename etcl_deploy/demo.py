@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -29,7 +28,7 @@ from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import train
+from etcl_deploy.train import hearing, train
 
 MODEL = "demo"
 
@@ -75,7 +74,7 @@ class DemoResult:
 def run_demo(workdir: Path, report: Report, stage: Callable[[str], None]) -> DemoResult:
     """Do everything once, in `workdir`; `stage` hears what is going on. No process is left behind."""
     started = time.monotonic()
-    with _stopping_on_signals():
+    with hearing((signal.SIGTERM, signal.SIGHUP), _interrupt):
         config = load_recipe("digits")
         tasks = find_tasks(config, None).tasks
         run = train(config, None, workdir / "run", "auto", report)
@@ -142,20 +141,6 @@ def _ask_onnx(bundle: bundles.Bundle, task: Task, path: Path) -> list[int]:
     return torch.from_numpy(logits).argmax(1).tolist()
 
 
-@contextmanager
-def _stopping_on_signals() -> Iterator[None]:
-    """Turn a polite request to end into an exception, so that the server is stopped on the way out.
-
-    What the caller has set to be ignored (nohup) stays ignored.
-    """
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    previous = {n: signal.signal(n, interrupt) for n in heard}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def _interrupt(number: int, frame: object) -> None:
+    """Turn a polite request to end into an exception, so that the server is stopped on the way out."""
+    raise KeyboardInterrupt

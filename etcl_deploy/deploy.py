@@ -18,12 +18,13 @@ from etcl_deploy.config import Config
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.parity import seeded_images
 from etcl_deploy.export.to_bundle import bundle_of, with_accuracies
-from etcl_deploy.export.to_mar import archive, archive_version, archive_waiting, settings_of
+from etcl_deploy.export.to_mar import archive, archive_version, archive_waiting, check_name, settings_of
+from etcl_deploy.learn.metrics import percent_right
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Items, parts
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
-from etcl_deploy.serve.process import start
+from etcl_deploy.serve.process import start, stop
 from etcl_deploy.serve.properties import DEFAULT_PORT, HOST, check_ports, default_workers
 from etcl_deploy.serve.push import next_version, remove_others, switch
 from etcl_deploy.serve.server import Server, check_not_running, find, names
@@ -65,8 +66,7 @@ def bundle_run(
 def _accuracy(predictor: Predictor, name: str, items: Items) -> float:
     """The share of items, in percent, that a task gets right."""
     found = zip(parts(items.images, EACH), parts(items.labels, EACH), strict=True)
-    right = sum(int((predictor.logits(name, images).argmax(1) == labels).sum()) for images, labels in found)
-    return 100 * right / len(items)
+    return percent_right((predictor.logits(name, images), labels) for images, labels in found)
 
 
 @dataclass(frozen=True)
@@ -90,22 +90,29 @@ class Wishes:
 
 def serve_bundle(path: Path, name: str, model_store: Path, wishes: Wishes) -> Server:
     """Archive the bundle where needed and start a server on it."""
+    check_name(name)
     check_not_running(name, model_store)
     check_ports(wishes.port)
     bundle = load_bundle(path)
     for task in wishes.pinned:
         bundle.task(task)
-    settings = wishes.settings()
-    archive(path, name, model_store, settings)
-    server = start(name, model_store, wishes.port, settings["minWorkers"], pushes=wishes.pushes)
-    atomic.write_bytes(server.bundle, path.read_bytes())
+    settings, data = wishes.settings(), path.read_bytes()
+    server = start(
+        *(name, model_store, wishes.port, settings["minWorkers"]),
+        pushes=wishes.pushes,
+        prepare=lambda: archive(path, name, model_store, settings),
+    )
+    try:
+        atomic.write_bytes(server.bundle, data)
+    except BaseException:
+        stop(server)
+        raise
     return server
 
 
-def push_bundle(path: Path, server: Server) -> Bundle:
-    """Serve another bundle, or what a delta makes of the one that is served, in its place; gives that bundle."""
-    directory = Path(server.directory)
-    store = directory.parent.parent
+def push_bundle(path: Path, server: Server) -> tuple[Bundle, str]:
+    """Serve another bundle, or what a delta makes of the one that is served, in its place; gives it and its version."""
+    directory, store = Path(server.directory), server.store
     with atomic.locked(directory):
         new = directory / "pushed.etcl"
         archived = store / f".{server.name}.mar"
@@ -131,7 +138,7 @@ def push_bundle(path: Path, server: Server) -> Bundle:
             archived.unlink(missing_ok=True)  # TorchServe has a copy of its own
             new.unlink(missing_ok=True)
         remove_others(server, version)
-    return bundle
+    return bundle, version
 
 
 def find_server(url: str, model_store: Path) -> Server:

@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from etcl_deploy import atomic
-from etcl_deploy.bundle.bundle import Bundle
+from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.data.own import read_own
 from etcl_deploy.errors import EtclError, ExportError
+from etcl_deploy.export.to_multitask import MultitaskReport, export_multitask
 from etcl_deploy.export.to_onnx import MAX_LOSS, Examples, Form, OnnxReport, export_task
 
 TEST_SHARE = 0.5  # of images that are not split: one half to calibrate on, one to measure by
 LONGEST = 200  # bytes of a file name, without its ending
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # not a file's name on Windows
+
+
+def export_bundle(
+    path: Path,
+    output: Path,
+    task: str | None,
+    form: Form,
+    calibration: Path | None = None,
+    max_loss: float = MAX_LOSS,
+    *,
+    multitask: bool = False,
+    force: bool = False,
+    heard: Callable[[OnnxReport], None] = lambda report: None,
+) -> Sequence[OnnxReport | MultitaskReport]:
+    """A task of a bundle file as the file `output`; without one every task, in a folder or, `multitask`, in one file.
+
+    `calibration` is a folder of images to calibrate and compare on; `heard` is told of each file of a folder.
+    """
+    bundle = load_bundle(path)
+    wanted = list(bundle.tasks) if task is None else [bundle.task(task).name]
+    folder = task is None and not multitask
+    paths = {name: output / file for name, file in file_names(wanted).items()} if folder else {wanted[0]: output}
+    check_free(paths.values(), path, force=force)
+    examples = examples_in(calibration, bundle, wanted) if calibration else lambda task: None
+    if multitask:
+        return [export_multitask(bundle, output, form, examples)]
+    return export_all(bundle, paths, form, examples, max_loss, heard)
 
 
 def check_free(paths: Iterable[Path], bundle: Path, *, force: bool) -> None:

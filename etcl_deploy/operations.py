@@ -63,7 +63,7 @@ def weigh(op: str, s: Settings, x: Tensor, weight: Tensor, bias: Tensor | None =
     if op == "linear":
         return F.linear(x, weight, bias)
     if op == "bias":
-        return x + _along_channels(weight, x)
+        return x + along_channels(weight, x)
     stride, padding = both(s["stride"]), both(s["padding"])
     if both(s["kernel"]) == (1, 1) and stride != (1, 1):
         # The same result. oneDNN's weight gradient for strided 1x1 convolutions with fewer than 8 channels
@@ -80,10 +80,11 @@ def normalize(op: str, s: Settings, x: Tensor, scale: Tensor, shift: Tensor) -> 
         return F.group_norm(x, s["groups"], scale, shift, s["eps"])
     if op == "layer_norm":
         return F.layer_norm(x.flatten(1), (s["features"],), scale, shift, s["eps"]).view(x.shape)
-    return x * _along_channels(scale, x) + _along_channels(shift, x)
+    return x * along_channels(scale, x) + along_channels(shift, x)
 
 
-def _along_channels(values: Tensor, x: Tensor) -> Tensor:
+def along_channels(values: Tensor, x: Tensor) -> Tensor:
+    """A value for every channel, in the shape that goes with `x`."""
     return values.view((1, -1) + (1,) * (x.ndim - 2))
 
 

@@ -7,6 +7,7 @@ concrete, so a plan can be checked before a single tensor is allocated.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,6 +89,24 @@ class Plan:
     def dropouts(self) -> tuple[str, ...]:
         """The names of the steps that only learning needs."""
         return tuple(step.name for step in self.steps if step.op == "dropout")
+
+    @cached_property
+    def chains(self) -> dict[str, tuple[Step, ...]]:
+        """For every layer the bias and batch norm steps that follow it, with nothing else reading in between."""
+        chains: dict[str, list[Step]] = {step.name: [] for step in self.masked if step.op != "bias"}
+        readers = Counter(name for step in self.steps for name in step.inputs)
+        layer_of: dict[str, str] = {}
+        for step in self.steps:
+            layer = layer_of.get(step.inputs[0], step.inputs[0])
+            if step.op in ("bias", "norm") and layer in chains and readers[step.inputs[0]] == 1:
+                layer_of[step.name] = layer
+                chains[layer].append(step)
+        return {layer: tuple(chain) for layer, chain in chains.items()}
+
+    def head_shapes(self, classes: int) -> dict[str, Shape]:
+        """The shapes of a task's head, in the order its random numbers are drawn."""
+        shapes: dict[str, Shape] = {"weight": (classes, self.features)}
+        return {**shapes, "bias": (classes,)} if self.head_bias else shapes
 
     @cached_property
     def _last_use(self) -> dict[str, str]:

@@ -41,9 +41,14 @@ def size(count: float) -> str:
     return f"{count:.3g} GB"
 
 
+def shown(value: float | None, form: str = "{:.1f}") -> str:
+    """A figure in that form; "-" for one that is not known."""
+    return "-" if value is None else form.format(value)
+
+
 def percent(value: float | None) -> str:
-    """An accuracy with one digit; "-" for one nobody could measure."""
-    return "-" if value is None else f"{value:.1f} %"
+    """An accuracy with one digit."""
+    return shown(value, "{:.1f} %")
 
 
 def table(*columns: str, title: str | None = None) -> Rows:
@@ -72,11 +77,10 @@ def run_report(summary: Mapping[str, Any]) -> RenderableType:
     for i, name in enumerate(names):
         values = [row[i] if i < len(row) else None for row in rows] if whole else [rows[i][i], rows[-1][i]]
         empty = [""] * i if whole else []  # before it was learned; later a "-" is an accuracy nobody could measure
-        shown = ("-" if value is None else f"{value:.1f}" for value in values[len(empty) :])
-        matrix.add_row(f"{i + 1} {name}", *empty, *shown)
+        matrix.add_row(f"{i + 1} {name}", *empty, *map(shown, values[len(empty) :]))
     line = facts(
-        ACC="-" if summary["acc"] is None else f"{summary['acc']:.2f} %",
-        BWT="-" if summary["bwt"] is None else f"{summary['bwt']:+.4f}",
+        ACC=shown(summary["acc"], "{:.2f} %"),
+        BWT=shown(summary["bwt"], "{:+.4f}"),
         **({} if summary["fwt"] is None else {"FWT": f"{summary['fwt']:+.4f}"}),
         claimed=f"{summary['claimed']:.0%} of the backbone",
         time=f"{summary['seconds']:.0f} s",
@@ -111,11 +115,9 @@ def compare_cells(row: Row) -> list[str]:
 
 
 def _figure(value: Figure, form: str) -> str:
-    """A mean with its deviation, if there is one; "-" for what is not known."""
-    if value.mean is None:
-        return "-"
+    """A mean with its deviation, if there is one."""
     deviation = "" if value.deviation is None else f" ± {form.replace('+', '').format(value.deviation)}"
-    return form.format(value.mean) + deviation
+    return shown(value.mean, form) + deviation
 
 
 def recipes_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -162,7 +164,7 @@ def transfer_report(summary: Mapping[str, Any]) -> RenderableType:
     )
     for name, rows in summary["heads"].items():
         for number, row in enumerate(rows):
-            accuracies = ("-" if row[key] is None else f"{row[key]:.1f} %" for key in ("before", "after", "agreement"))
+            accuracies = (percent(row[key]) for key in ("before", "after", "agreement"))
             heads.add_row("" if number else name, row["task"], f"{row['kept']:.0%}", f"{row['moved']:.3f}", *accuracies)
     return Group(*(made for made in (compared, heads) if made.row_count))
 
@@ -197,7 +199,7 @@ def _beside(count: float, whole: float) -> tuple[str, str, Bar]:
 
 def _accuracy(task: Mapping[str, Any]) -> str:
     """That of a bundled task; and what it was before, where fewer bits may have changed it."""
-    now, before = ("-" if task[key] is None else f"{task[key]:.1f}" for key in ("accuracy", "learned"))
+    now, before = (shown(task[key]) for key in ("accuracy", "learned"))
     return now if now == before else f"{before} → {now}"
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from etcl_deploy.atomic import locked
@@ -127,14 +127,16 @@ def _kept(directory: Path, ranks: Ranks) -> AbstractContextManager[None]:
 def _changed(stored: Stored, values: Mapping[str, Any]) -> Stored:
     """The run with other settings from here on; what it has learned must still fit them."""
     old, config = stored.config, stored.config.with_values(values)
-    kept = {name: getattr(old.learning, name) for name in ("method", "seed", "similarity")}
+    kept = {name: getattr(old.learning, name) for name in ("method", "seed", "weights", "similarity")}
     learning = replace(config.learning, **kept)
     free = {name: getattr(config, name) for name in ("tasks", "checkpoint_seconds", "memory_gb")}
     if replace(old, **free, learning=learning) != config:
         names = "--tasks, checkpoint_seconds, memory_gb"
         raise RunError(f"of a run that has begun only {names} and how a task is learned can change, not the method")
     planned = [name for origin in stored.origins for name, _ in origin.tasks]
-    wanted = len(planned) if config.tasks == old.tasks else config.tasks or len(planned)
+    asked = values.get("tasks")
+    as_begun = asked == old.tasks and len(stored.origins) == 1  # more than there are is fine, then as now
+    wanted = len(planned) if asked is None or as_begun else asked
     if not len(stored.run.tasks) <= wanted <= len(planned):
         raise RunError(f"{len(stored.run.tasks)} of {len(planned)} tasks are learned; --tasks {wanted} is not between")
     chosen = set(planned[:wanted])
@@ -212,11 +214,21 @@ def _polite_stop(note: Note) -> Iterator[Callable[[], bool]]:
         wanted.set()
         note("stopping after this step; press Ctrl-C again to stop at once")
 
-    here = threading.current_thread() is threading.main_thread()
-    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if here and signal.getsignal(n) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, ask) for number in heard}
-    try:
+    with hearing((signal.SIGINT, signal.SIGTERM), ask):
         yield wanted.is_set
+
+
+@contextmanager
+def hearing(signals: Iterable[signal.Signals], answer: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """While it lasts, `answer` is called when one of these signals comes.
+
+    What the caller has set to be ignored (nohup) stays ignored; only the main thread hears any.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    heard = [number for number in signals if here and signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, answer) for number in heard}
+    try:
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

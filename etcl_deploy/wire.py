@@ -15,6 +15,8 @@ import httpx
 from etcl_deploy.errors import ClientError, RequestError, TokenError, shortened
 from etcl_deploy.prediction import Prediction
 
+KEY_FILE = "key_file.json"  # where TorchServe writes its tokens
+
 
 class Listable(Protocol):
     """An array or a tensor."""
@@ -76,15 +78,26 @@ def read_image(path: Path) -> bytes:
         raise RequestError(None, "bad_image", f"cannot read {path}: {reason}") from None
 
 
-def read_token(path: Path) -> str:
-    """The inference token in a server's key_file.json."""
+def read_keys(path: Path) -> dict[str, Any]:
+    """What a server's key file says of each kind of key: "inference", "management", "API" (which makes the others)."""
     try:
-        token = json.loads(path.read_bytes())["inference"]["key"]
+        keys = json.loads(path.read_bytes())
     except OSError as error:
         raise TokenError(f"cannot read the token file {path}: {error.strerror}; is the server running?") from None
-    except (ValueError, LookupError, TypeError):
-        raise TokenError(f"{path} holds no inference token; it should be a server's key_file.json") from None
-    return checked_token(token, f"the inference token in {path}")
+    except (ValueError, RecursionError):
+        keys = None
+    if not isinstance(keys, dict):
+        raise TokenError(f"{path} holds no tokens; it should be a server's {KEY_FILE}")
+    return keys
+
+
+def read_token(path: Path, kind: str = "inference") -> str:
+    """The token of that kind in a server's key file."""
+    try:
+        token = read_keys(path)[kind]["key"]
+    except (LookupError, TypeError):
+        raise TokenError(f"{path} holds no {kind} token; it should be a server's {KEY_FILE}") from None
+    return checked_token(token, f"the {kind} token in {path}")
 
 
 def checked_token(token: Any, name: str) -> str:

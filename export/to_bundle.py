@@ -13,7 +13,8 @@ from etcl_deploy.bundle.layout import Layout, join
 from etcl_deploy.bundle.precision import reduced_head, reduced_weights
 from etcl_deploy.errors import ExportError
 from etcl_deploy.learn import masks
-from etcl_deploy.learn.network import MaskedNetwork, TaskState
+from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.learn.state import TaskState
 
 
 def bundle_of(

@@ -25,6 +25,7 @@ from etcl_deploy.errors import ExportError
 from etcl_deploy.export.forms import compacted, halved
 from etcl_deploy.export.parity import LIMITS, Parity, answers_of, compare, expected_of, seeded_images, session
 from etcl_deploy.export.shrink import Shrunk, shrink
+from etcl_deploy.learn.metrics import percent_right
 from etcl_deploy.learn.task import Items, Task, load
 from etcl_deploy.runtime.operators import OPSET, Graph, as_model, write_linear, write_network
 from etcl_deploy.runtime.subnet import Subnet, materialize
@@ -179,5 +180,4 @@ def _matched(examples: Task, bundle: Bundle, task: str) -> Items:
 
 
 def _accuracy(known: Items, before: Tensor, after: Tensor) -> Accuracy:
-    right = [100 * int((logits.argmax(1) == known.labels).sum()) / len(known) for logits in (before, after)]
-    return Accuracy(len(known), *right)
+    return Accuracy(len(known), *(percent_right([(logits, known.labels)]) for logits in (before, after)))

@@ -35,10 +35,10 @@ def made_bundle(
             mask = torch.where(torch.rand(layout.weight_count, generator=chance) < 0.2, mask, masks[-1])
         masks.append(mask)
         name, classes = f"täsk {number}", tuple(f"class {n}" for n in range(2 + number % 3))
-        head = {key: torch.randn(shape, generator=chance) for key, shape in layout.head(len(classes)).items()}
+        head = {key: torch.randn(shape, generator=chance) for key, shape in plan.head_shapes(len(classes)).items()}
         norm = torch.rand(layout.norm_count, generator=chance)
-        density = float(mask.float().mean())
+        share = float(mask.float().mean())
         reduced = reduced_head(head, precision)
-        made[name] = BundledTask(name, classes, density, 50.0 + number % 49, 51.0 + number % 49, norm, reduced)
+        made[name] = BundledTask(name, classes, share, 50.0 + number % 49, 51.0 + number % 49, norm, reduced)
     stored, scale = reduced_weights(torch.where(torch.stack(masks).any(0), weights, 0), precision, masks, layout)
     return Bundle(backbone, plan, preprocessing, stored, scale, made, masks, {"recipe": "made up"})

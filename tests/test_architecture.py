@@ -16,7 +16,7 @@ from etcl_deploy.settings import tomllib
 # except within one room.
 ROWS: list[list[str]] = [
     ["errors", "prediction"],
-    ["atomic", "config", "operations", "wire"],
+    ["atomic", "config", "operations", "templates", "wire"],
     ["client", "settings", "plan", "preprocessing", "bundle.codec"],
     [
         "learn.masks",
@@ -33,6 +33,7 @@ ROWS: list[list[str]] = [
     ["learn.similarity"],
     ["learn.workspace"],
     ["learn.layers", "learn.norms", "learn.backbones"],
+    ["learn.state"],
     ["learn.network"],
     ["bundle"],
     ["runtime"],

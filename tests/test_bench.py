@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from conftest import ETCL, ROOT
 
+from etcl_deploy.bench.run import Row, verdict_of
 from etcl_deploy.bench.targets import Figure, Line, Part, read_table
 from etcl_deploy.errors import BenchmarkError
 
@@ -70,6 +71,13 @@ def test_an_unknown_name_is_one_line_with_all_that_exist() -> None:
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "no target or benchmark is called 'nobody'; there are: L1, L2" in done.stderr
     assert "step_cost" in done.stderr
+
+
+def test_a_target_is_as_good_as_its_worst_part() -> None:
+    """One that nobody has measured is not as good as a measured one; one that was left out says nothing."""
+    target = TABLE.targets["L1"]
+    for word, whole in (("now", "now"), ("not measured yet", "not measured yet"), ("skipped", "aim")):
+        assert verdict_of(Row(target, target.parts[0], None, None, found) for found in ("aim", word)) == whole
 
 
 def test_outside_a_checkout_there_are_no_benchmarks(tmp_path: Path) -> None:

@@ -277,9 +277,10 @@ def test_each_image_needs_a_task(connect: Connect, stand_in: StandIn) -> None:
     ("text", "words"),
     [
         (None, "cannot read the token file"),
-        ("", "holds no inference token"),
+        ("", "holds no tokens"),
         ('{"management": {"key": "k"}}', "holds no inference token"),
-        ("[1]", "holds no inference token"),
+        ("[1]", "holds no tokens"),
+        ('{"inference": "k"}', "holds no inference token"),
         ('{"inference": {"key": 7}}', "the inference token in"),
         ('{"inference": {"key": "a\\nb"}}', "the inference token in"),
     ],

@@ -25,6 +25,15 @@ def config() -> Config:
     return Config().with_values(settings())
 
 
+class StopError(Exception):
+    """The first task is done."""
+
+
+def stop(event: Event) -> None:
+    if isinstance(event, TaskStarted) and event.task == "b":
+        raise StopError
+
+
 def run(data: Path, directory: Path, methods: list[str], seeds: int = 1, **values: object) -> Comparison:
     made = config().with_values(values)
     return compare(dict.fromkeys(methods, made), data, seeds, directory, "cpu", lambda event: None)
@@ -48,13 +57,6 @@ def test_every_method_gets_the_same(photos: Path, tmp_path: Path) -> None:  # no
 
 def test_it_goes_on_where_it_stopped(photos: Path, tmp_path: Path) -> None:  # noqa: F811
     """What is learned is not learned again; other settings are refused, and so is what is no method."""
-
-    class StopError(Exception):
-        pass
-
-    def stop(event: Event) -> None:
-        if isinstance(event, TaskStarted) and event.task == "b":
-            raise StopError
 
     with pytest.raises(StopError):
         compare({"wsn": config()}, photos, 1, tmp_path / "c", "cpu", stop)
@@ -119,6 +121,7 @@ def test_a_method_may_have_settings_of_its_own(photos: Path, tmp_path: Path) -> 
         ("[methods.magic]\n", "method must be one of"),
         ("[methods.hat]\nx = 1\n", "unknown setting 'x'"),
         ("[methods.hat]\nepochs = 1\n", r"\[methods.hat\] can say how it learns, not another network, epochs"),
+        ("[methods.hat]\nweights = 'x'\n", r"\[methods.hat\] can say how it learns, not another network, epochs"),
     ):
         recipe.write_text(f"sequence = 'digits'\n{wrong}")
         with pytest.raises(ConfigError, match=why):
@@ -200,13 +203,6 @@ def test_pages_of_short_and_unfinished_runs(photos: Path, tmp_path: Path) -> Non
     write_report(directory, tmp_path / "one.html")
     text = (tmp_path / "one.html").read_text("utf-8")
     assert "Accuracy over time" not in text and "<h2>Accuracy</h2>" in text
-
-    class StopError(Exception):
-        pass
-
-    def stop(event: Event) -> None:
-        if isinstance(event, TaskStarted) and event.task == "b":
-            raise StopError
 
     with pytest.raises(StopError):
         compare({"wsn": config()}, photos, 1, tmp_path / "d", "cpu", stop)

@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
+
+from etcl_deploy import demo
 
 # The demo on a network so small that learning takes a few seconds.
 SMALL_DEMO = """
@@ -38,20 +41,34 @@ def alive(processes: set[psutil.Process]) -> list[psutil.Process]:
     return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_a_demo_may_run_in_any_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the main one can hear signals; that keeps no other from starting."""
+
+    class StartedError(Exception):
+        pass
+
+    def load_recipe(name: str) -> None:
+        raise StartedError
+
+    monkeypatch.setattr(demo, "load_recipe", load_recipe)
+    with ThreadPoolExecutor(1) as threads, pytest.raises(StartedError):
+        threads.submit(demo.run_demo, tmp_path, lambda event: None, lambda what: None).result()
+
+
 @pytest.mark.torchserve
 @pytest.mark.parametrize("stage", ["starting TorchServe", "asking TorchServe"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Signals, stage: str) -> None:
     """While TorchServe starts, and while it answers."""
-    demo = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", SMALL_DEMO, tmp_path],
         stdout=subprocess.PIPE,
         text=True,
         # A shell starts background jobs, such as a whole test run, with SIGINT ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    assert demo.stdout is not None
-    for line in demo.stdout:
+    assert process.stdout is not None
+    for line in process.stdout:
         if stage in line:
             break
     # A server that is starting has no worker yet; one that answers has.
@@ -60,8 +77,8 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Si
     while len(family := running(tmp_path)) < least and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(family) >= least, "the server is there before the interruption"
-    demo.send_signal(number)
-    assert demo.wait(timeout=60) != 0
-    demo.stdout.close()
+    process.send_signal(number)
+    assert process.wait(timeout=60) != 0
+    process.stdout.close()
     assert not alive(family)
     assert not running(tmp_path)

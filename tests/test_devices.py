@@ -1,71 +1,163 @@
-"""The same on every device there is."""
+"""`etcl onnx`: which files, under which names, and what it says."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
-import torch
-from conftest import DEVICES
-from test_network import make_tasks, small
+from conftest import Learned
+from made import made_bundle
+from test_cli import answer, etcl, fails
 
-from etcl_deploy.build import choose_device
-from etcl_deploy.config import Learning, Similarity
-from etcl_deploy.errors import ConfigError
-from etcl_deploy.learn.directory import load
-from etcl_deploy.learn.events import Event, TaskDone
-from etcl_deploy.learn.trainer import learn_sequence, predict
-from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import resume, train
+from etcl_deploy.bundle.bundle import save, to_bytes
+from etcl_deploy.devices import export_all, file_names
+from etcl_deploy.edge import Model
+from etcl_deploy.errors import ExportError
+from etcl_deploy.export.to_onnx import Form
+from etcl_deploy.learn.task import Task
+from etcl_deploy.runtime.images import png
 
-OPTIONS = Learning(epochs=2, batch_size=16, learning_rate=0.01, similarity=Similarity(similar="all"), rotation=5.0)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_tasks_are_learned_on_it_and_old_features_keep_their_bits(device: str, precision: str) -> None:
-    """In either precision; what is claimed is claimed."""
-    network, tasks = small("resnet18").to(device), make_tasks(2)
-    options = replace(OPTIONS, precision=precision)  # type: ignore[arg-type]
-    run = learn_sequence(network, tasks[:1], options)
-    before = network.embed(tasks[0].test_x, "t0")
-    learn_sequence(network, tasks[1:], options, before=run, earlier=tasks[:1])
-    assert before.device.type == device
-    assert torch.equal(network.embed(tasks[0].test_x, "t0"), before)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_run_goes_on_where_it_is_loaded(device: str, tmp_path: Path) -> None:
-    """Saved from one device, loaded and resumed on it; the CPU reads it too."""
-    config = load_recipe("digits").with_values({"width": 4, "size": 8, "tasks": 2, "epochs": 1})
-
-    def stop(event: Event) -> None:
-        if isinstance(event, TaskDone):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(config, None, tmp_path / "run", device, stop)
-    again, _ = resume(tmp_path / "run", device, lambda event: None)
-    assert again.tasks == ("upright-a", "upright-b")
-    image = torch.zeros(1, 8, 8, 1, dtype=torch.uint8)
-    here, there = (predict(r.network, "upright-a", image) for r in (again, load(tmp_path / "run").run))
-    torch.testing.assert_close(here, there, rtol=1e-3, atol=1e-3)
+NAMES = [
+    "plain",
+    "with space",
+    "a/b",
+    "a\\b",
+    "../../etc",
+    "täsk ü",
+    "数字",
+    "a_b",
+    "A B",
+    "con",
+    ".hidden",
+    "...",
+    "x" * 300,
+    "数" * 300,
+]
 
 
-def test_bfloat16_is_really_used() -> None:
-    """The same task in both precisions is not learned to the same bits."""
-    found = []
-    for precision in ("float32", "bfloat16"):
-        network = small("fcn3")
-        learn_sequence(network, make_tasks(1), replace(OPTIONS, precision=precision))  # type: ignore[arg-type]
-        found.append(network.masked_layers["fc1"].weight.detach().clone())
-    assert not torch.equal(*found)
+def test_every_task_has_a_name_every_file_system_takes() -> None:
+    """No path, no reserved name, no two that differ in case alone; what can be read stays readable."""
+    found = file_names(NAMES)
+    names = list(found.values())
+    assert len({name.casefold() for name in names}) == len(NAMES)
+    assert not any(
+        set(name) & set('/\\:*?"<>|\0 ') or name.startswith(".") or len(name.encode()) > 255 for name in names
+    )
+    assert [found[name] for name in NAMES[:9]] == [
+        *("plain.onnx", "with_space.onnx", "a_b.onnx", "a_b-2.onnx", "etc.onnx", "täsk_ü.onnx", "数字.onnx"),
+        *("a_b-3.onnx", "A_B-4.onnx"),
+    ]
+    assert found["con"] == "_con.onnx"
 
 
-def test_auto_takes_the_gpu_if_there_is_one() -> None:
-    """And asking for one where there is none is an error, not a slow surprise."""
-    assert choose_device("auto").type == DEVICES[-1]
-    if "cuda" not in DEVICES:
-        with pytest.raises(ConfigError, match="no CUDA device is available here; use --device cpu or auto"):
-            choose_device("cuda")
+def test_tasks_of_any_name_and_any_number_of_classes(tmp_path: Path) -> None:
+    """Two classes and a hundred; the file's metadata keeps the name as it is."""
+    bundle = made_bundle(len(NAMES), "fcn3", 5, 4)
+    tasks = {name: replace(task, name=name) for name, task in zip(NAMES, bundle.tasks.values(), strict=True)}
+    head = {key: value.repeat((50, 1) if value.ndim == 2 else 50) for key, value in tasks["plain"].head.items()}
+    tasks["plain"] = replace(tasks["plain"], classes=tuple(f"ç/{n}" for n in range(100)), head=head)
+    paths = {task: tmp_path / "out" / name for task, name in file_names(tasks).items()}
+    reports = export_all(replace(bundle, tasks=tasks), paths, Form())
+    assert [report.task for report in reports] == NAMES
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(file_names(NAMES).values())
+    for report in reports:
+        model = Model(report.file)
+        assert model.tasks == (report.task,)
+        assert model.classes[report.task] == tasks[report.task].classes
+        assert len(model.predict([np.zeros((4, 4), np.uint8)])[0].scores) == len(tasks[report.task].classes)
+
+
+def test_nothing_is_overwritten_unless_asked(learned: Learned, tmp_path: Path) -> None:
+    """A single file that is in the way stops all, before anything is written; the bundle is never replaced."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "turned.onnx").write_bytes(b"mine")
+    assert "turned.onnx is there already; --force" in fails("onnx", learned.path, "--all", "-o", out)
+    assert [path.name for path in out.iterdir()] == ["turned.onnx"]
+    assert len(answer("onnx", learned.path, "--all", "-o", out, "--force")) == 5
+    assert len(list(out.iterdir())) == 5
+    assert "is a file; --all writes to a directory" in fails("onnx", learned.path, "--all", "-o", out / "turned.onnx")
+    assert "is a directory; name a file" in fails("onnx", learned.path, "--task", "parity", "-o", out, "--force")
+    before = learned.path.read_bytes()
+    for options in (("--task", "parity"), ("--multitask",)):
+        assert "is the bundle itself" in fails("onnx", learned.path, *options, "-o", learned.path, "--force")
+    assert learned.path.read_bytes() == before
+
+
+def test_a_task_that_fails_says_which_and_what_was_written(learned: Learned, tmp_path: Path) -> None:
+    """What came before it stays."""
+    paths = {task: tmp_path / name for task, name in file_names(learned.bundle.tasks).items()}
+
+    def examples(task: str) -> Task | None:
+        return learned.tasks[0] if task == "parity" else None
+
+    with pytest.raises(
+        ExportError, match=r"task 'parity': the images for task 'parity' have the class '0'.*; 4 of 5 files"
+    ):
+        export_all(learned.bundle, paths, Form(), examples)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def folder_of(task: Task, folder: Path, items: int = 60) -> Path:
+    for position in range(items):
+        label = task.classes[int(task.train_y[position])]
+        path = folder / task.name / label / f"{position}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(task.train_x[position]))
+    return folder
+
+
+def test_from_the_command_line(learned: Learned, tmp_path: Path) -> None:
+    """One task, all tasks, one file for all; small ones, with images to compare on; JSON as promised."""
+    one = answer("onnx", learned.path, "--task", "parity", "-o", tmp_path / "p.onnx", "--compact", "--fp16")
+    assert {"file", "task", "bytes", "opset", "parity"} <= one.keys()
+    assert (one["task"], one["opset"], one["precision"], one["compact"]) == ("parity", 17, "fp16", True)
+    assert one["parity"].keys() == {"items", "same_class", "max_rel_diff"}
+    assert "is there already; --force" in fails("onnx", learned.path, "--task", "parity", "-o", tmp_path / "p.onnx")
+    every = answer("onnx", learned.path, "--all", "-o", tmp_path / "all")
+    assert [row["task"] for row in every] == list(learned.bundle.tasks)
+    whole = answer("onnx", learned.path, "--multitask", "-o", tmp_path / "all.onnx")
+    assert whole["tasks"] == list(learned.bundle.tasks)
+    images = folder_of(learned.tasks[4], tmp_path / "images")
+    options = ("--int8", "--calibration", images, "--max-loss", "20", "-o", tmp_path / "q.onnx", "--force")
+    small = answer("onnx", learned.path, "--task", "parity", *options)
+    assert small["accuracy"].keys() == {"items", "before", "after"}
+    assert small["accuracy"]["items"] == 30
+    said = etcl("onnx", learned.path, "--task", "parity", *options)
+    assert "% →" in said.stdout
+    about = {entry.key: entry.value for entry in onnx.load(tmp_path / "q.onnx").metadata_props}
+    assert json.loads(about["etcl.measured"]) == small["accuracy"]
+    assert "no images for task 'turned'" in fails("onnx", learned.path, "--task", "turned", *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([], "one of --task NAME, --all and --multitask"),
+        (["--all", "--multitask"], "one of --task NAME, --all and --multitask"),
+        (["--all", "--fp16", "--int8"], "--fp16 or --int8, not both"),
+        (["--all", "--int8"], "--int8 needs --calibration"),
+        (["--multitask", "--compact"], "--multitask does not go with"),
+    ],
+)
+def test_options_that_do_not_go_together(learned: Learned, tmp_path: Path, options: list[str], reason: str) -> None:
+    """Wrong usage is exit code 2, and nothing is written."""
+    done = etcl("onnx", learned.path, "-o", tmp_path / "x", *options)
+    assert done.returncode == 2
+    assert reason in " ".join(done.stderr.replace("│", " ").split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_bundle_gives_the_same_bytes(tmp_path: Path) -> None:
+    """A file can be told from another by its digest."""
+    save(tmp_path / "x.etcl", to_bytes(made_bundle(2), "coded"))
+    for name in ("a", "b"):
+        answer("onnx", tmp_path / "x.etcl", "--all", "-o", tmp_path / name, "--compact")
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+        about = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+        assert set(json.loads(about["etcl.versions"])) == {"etcl_deploy", "onnx", "torch"}

@@ -12,6 +12,7 @@ from etcl_deploy.atomic import locked
 from etcl_deploy.errors import RunError
 from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.trainer import predict
+from etcl_deploy.plan import Plan
 
 
 def test_a_loaded_run_answers_with_the_same_bytes(learned: Learned) -> None:
@@ -61,6 +62,30 @@ def test_one_process_at_a_time(learned: Learned) -> None:
         locked(learned.directory),
     ):
         raise AssertionError("two processes hold the lock")
+
+
+def test_a_run_that_is_saved_meanwhile_is_read_as_it_is_then(
+    learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the record and the files it names another process may replace both."""
+    directory = tmp_path / "run"
+    shutil.copytree(learned.directory, directory)
+    newer = directories.load(directory)
+    with torch.no_grad():
+        newer.run.network.masked_layers["stem_conv"].weight += 1
+    real = directories.Plan.from_json
+
+    def save_and_go_on(values: object) -> Plan:
+        directories.save(newer, directory)
+        return real(values)
+
+    monkeypatch.setattr(directories.Plan, "from_json", save_and_go_on)
+    read = directories.load(directory).run.network.masked_layers["stem_conv"].weight
+    assert torch.equal(read, newer.run.network.masked_layers["stem_conv"].weight)
+    next(directory.glob("backbone-*")).unlink()
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="No such file"):
+        directories.load(directory)
 
 
 def test_a_crash_while_saving_leaves_the_old_run(

@@ -15,11 +15,12 @@ from made import made_bundle
 from test_push import IMAGE
 
 from etcl_deploy.bundle.bundle import save, to_bytes
-from etcl_deploy.client import Client
+from etcl_deploy.client import RENEWAL_TRIES, Client
 from etcl_deploy.deploy import Wishes, serve_bundle
-from etcl_deploy.errors import TokenError
+from etcl_deploy.errors import ServeError, TokenError
 from etcl_deploy.runtime.images import png
 from etcl_deploy.serve import keeper
+from etcl_deploy.serve import server as serve_server
 from etcl_deploy.serve.process import start_keeper, stop
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
@@ -54,9 +55,35 @@ def test_renewed_tokens_take_the_place_of_the_old_ones(server: Server) -> None:
 
 
 @pytest.mark.torchserve
+@pytest.mark.parametrize("part", [1.0, 0.5])
+def test_management_outlives_a_renewal(server: Server, monkeypatch: pytest.MonkeyPatch, part: float) -> None:
+    """A new token is in force shortly before it is in the file, or before all of it is; a wrong one is refused."""
+    old = server.token_file.read_bytes()
+    keeper.renew(server.token_file, server.management_address)
+    new = server.token_file.read_bytes()
+    server.token_file.write_bytes(old[: int(part * len(old))])
+    pauses: list[float] = []
+
+    def write_the_new_ones(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            server.token_file.write_bytes(new)
+
+    monkeypatch.setattr(serve_server.time, "sleep", write_the_new_ones)
+    assert server.describe()["modelName"] == "kept" and len(pauses) == 3
+    try:
+        server.token_file.write_bytes(old[: int(part * len(old))])
+        with pytest.raises(ServeError, match=r"was answered 400: Token Authorization|holds no tokens"):
+            server.describe()
+    finally:
+        server.token_file.write_bytes(new)
+    assert len(pauses) == 3 + RENEWAL_TRIES
+
+
+@pytest.mark.torchserve
 def test_the_status_tells_when_nobody_renews(server: Server) -> None:
     """A keeper that is gone is not missed for an hour; whoever asks before is told."""
-    words = [ETCL, "serve", "--status", "--name", server.name, "--model-store", Path(server.directory).parent.parent]
+    words = [ETCL, "serve", "--status", "--name", server.name, "--model-store", server.store]
     told = [subprocess.run(words, capture_output=True, text=True, check=True).stderr]
     found = keeper.keeper_of(Path(server.directory))
     assert found

@@ -191,7 +191,7 @@ def test_weights_come_from_a_file(tmp_path: Path) -> None:
     given = {f"{step}/weight": value + 1 for step, value in weights(build_network(config)).items()}
     save_file(given, path)
     filled = build_network(config.with_values({"weights": str(path)}))
-    learn_sequence(filled, make_tasks(2), options("piggyback", others=replace(BASE.others, weights=str(path))))
+    learn_sequence(filled, make_tasks(2), options("piggyback", weights=str(path)))
     assert all(torch.equal(value, given[f"{step}/weight"]) for step, value in weights(filled).items())
     assert not all(bool(mask.all()) for mask in filled.finished["t0"].masks.values())
     with pytest.raises(ConfigError, match=r"weights: .* has shape .* is right"):

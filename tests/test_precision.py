@@ -9,14 +9,17 @@ import pytest
 import torch
 from conftest import Learned
 from made import made_bundle
-from test_cli import answer, fails
+from test_cli import answer, etcl, fails
 from test_delta import first_tasks, written
+from test_train import photos, settings  # noqa: F401
 
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.bundle.precision import expand, reduce
+from etcl_deploy.config import Config
 from etcl_deploy.deploy import bundle_run
 from etcl_deploy.errors import BundleError
 from etcl_deploy.runtime.predictor import Predictor
+from etcl_deploy.train import train
 
 
 @pytest.mark.parametrize(("precision", "error"), [("fp32", 0), ("fp16", 1e-3), ("int8", 1 / 250)])
@@ -75,6 +78,15 @@ def test_accuracy_is_measured_again(learned: Learned, tmp_path: Path, precision:
         assert task.learned == before
         assert task.accuracy is not None and before is not None and abs(task.accuracy - before) < 3
     assert path.stat().st_size < {"fp16": 0.65, "int8": 0.5}[precision] * learned.path.stat().st_size
+
+
+def test_a_name_is_told_as_it_is(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Of a task that cannot be measured, too, though it reads like a style."""
+    (photos / "a").rename(photos / "[red]")
+    train(Config().with_values({**settings(), "tasks": 1}), photos, tmp_path / "run", "cpu", lambda event: None)
+    (photos / "[red]").rename(tmp_path / "elsewhere")
+    done = etcl("bundle", tmp_path / "run", "-o", tmp_path / "x.etcl", "--precision", "fp16")
+    assert done.returncode == 0 and "task '[red]' is no longer there" in done.stderr
 
 
 def test_a_bundle_keeps_its_precision(learned: Learned, tmp_path: Path) -> None:

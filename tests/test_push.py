@@ -87,14 +87,15 @@ def test_no_request_fails_while_a_bundle_is_replaced(server: Server, tmp_path: P
     path = bundle_file(tmp_path / "second.etcl", 3, seed=1)
     old, new = load_bundle(server.bundle), load_bundle(path)
     with traffic(server, "täsk 0", [old, new]) as counts:
-        given = push_bundle(path, server)
+        given, version = push_bundle(path, server)
     assert set(counts) <= {"bundle 0", "bundle 1"}, counts
     assert counts["bundle 0"]
     assert given.digest == new.digest == load_bundle(server.bundle).digest
+    assert version == push.live_version(server)
     with server.client() as client:
         assert client.predict(png(IMAGE), "täsk 2").scores == pytest.approx(expected(new, "täsk 2"), abs=1e-5)
     assert len(server.manage("GET", f"/models/{server.name}/all")) == 1
-    store = Path(server.directory).parent.parent
+    store = server.store
     assert sorted(entry.name for entry in store.iterdir()) == ["pushed.mar", "servers"]
 
 
@@ -125,9 +126,10 @@ def test_a_delta_is_enough(server: Server, tmp_path: Path) -> None:
     write_delta(old, bundle_file(tmp_path / "new.etcl", 4), tmp_path / "d.delta")
     told = run_etcl(
         *("push", tmp_path / "d.delta", "--to", server.inference_url),
-        *("--model-store", Path(server.directory).parent.parent),
+        *("--model-store", server.store),
     )
     assert told["tasks"] == [f"täsk {number}" for number in range(4)]
+    assert told["version"] == push.live_version(server)
     with server.client() as client:
         assert client.predict(png(IMAGE), "täsk 3").task == "täsk 3"
     with pytest.raises(BundleError, match="belongs to the bundle with digest"):
@@ -187,13 +189,13 @@ def test_a_disk_that_fills_up_leaves_the_old_bundle(
         push_bundle(path, server)
     assert set(counts) <= {"bundle 0"}, counts
     assert push.live_version(server) == live and load_bundle(server.bundle).digest == old.digest
-    store = Path(server.directory).parent.parent
+    store = server.store
     assert sorted(entry.name for entry in store.iterdir()) == ["pushed.mar", "servers"]
 
 
 def test_a_server_is_found_by_its_url(server: Server) -> None:
     """That of its predictions or of its management; any other is refused with those there are."""
-    store = Path(server.directory).parent.parent
+    store = server.store
     for url in (server.inference_url, server.management_url, f"http://localhost:{server.port}"):
         assert find_server(url, store) == server
     with pytest.raises(ServeError, match=f"known: {server.management_url}"):
@@ -206,7 +208,7 @@ def test_two_servers_of_one_store_stand_side_by_side(server: Server, tmp_path: P
     The second lets nobody push: the model API is off unless asked for, for those who have the token too.
     """
     path = bundle_file(tmp_path / "x.etcl", 1, seed=7)
-    started = serve_bundle(path, "fixed", Path(server.directory).parent.parent, Wishes(any_free_port(), 1))
+    started = serve_bundle(path, "fixed", server.store, Wishes(any_free_port(), 1))
     try:
         elsewhere = tmp_path / "some where" / "keys.json"
         elsewhere.parent.mkdir()

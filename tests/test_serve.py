@@ -264,7 +264,7 @@ def test_describe_lists_tasks_and_cache(server: Server, learned: Learned, tmp_pa
 
 def test_a_second_start_is_refused_and_a_taken_port_named(learned: Learned, server: Server) -> None:
     """The running server is not disturbed, nor its archive."""
-    store = Path(server.directory).parent.parent
+    store = server.store
     stamp = (store / "digits.mar").stat().st_mtime_ns
     with pytest.raises(ServeError, match="already served at"):
         serve_bundle(learned.path, "digits", store, Wishes(server.port))

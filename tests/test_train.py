@@ -252,7 +252,26 @@ def test_a_task_that_cannot_be_learned_does_not_block_the_run(photos: Path, tmp_
     assert (added.tasks, load(run).waiting) == (("a", "b"), [])
 
 
-@pytest.mark.parametrize("values", [{"density": 0.3}, {"seed": 5}, {"size": 16}, {"distance": "euclidean"}])
+def test_the_number_of_tasks_a_run_began_with_leaves_out_what_was_added(photos: Path, tmp_path: Path) -> None:
+    """Whatever --tasks was at first, `--resume --tasks 1` means one task."""
+
+    def stop(event: object) -> None:
+        raise KeyboardInterrupt
+
+    run, other = tmp_path / "run", tmp_path / "other"
+    train(Config().with_values({**settings(), "tasks": 1}), photos, run, "cpu", lambda event: None)
+    other.mkdir()
+    shutil.move(photos / "c", other / "c")
+    with pytest.raises(KeyboardInterrupt):
+        add(run, other, "cpu", stop)
+    assert load(run).waiting == ["c"]
+    resume(run, "cpu", lambda event: None, values={"tasks": 1})
+    assert (load(run).run.tasks, load(run).waiting) == (("a",), [])
+
+
+@pytest.mark.parametrize(
+    "values", [{"density": 0.3}, {"seed": 5}, {"size": 16}, {"distance": "euclidean"}, {"weights": "x"}]
+)
 def test_what_a_run_is_built_on_cannot_change(photos: Path, tmp_path: Path, values: dict[str, object]) -> None:
     """Masks, items and what is kept of tasks would no longer fit; and nothing is lost by asking."""
     interrupted(photos, tmp_path / "run", 1)

@@ -16,9 +16,10 @@ from etcl_deploy.learn.backward import improve_heads
 from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.forward import align, guide
 from etcl_deploy.learn.masks import keep_top
-from etcl_deploy.learn.network import MaskedNetwork, TaskState
+from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.portrait import Portrait
 from etcl_deploy.learn.run import Run
+from etcl_deploy.learn.state import TaskState
 from etcl_deploy.learn.task import Items, Task
 from etcl_deploy.learn.trainer import accuracy, learn_sequence, predict
 

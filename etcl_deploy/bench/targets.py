@@ -28,7 +28,7 @@ SIGNS = {"<=": operator.le, ">=": operator.ge, "=": operator.eq, ">": operator.g
 LINE = re.compile(r"(<=|>=|=|>) ([-\d./e]+)( clearly)?(?: (?:of|at) ([\d,]+|all) \w+)?")
 FEWEST = 3  # repeats, for anything to be clear
 # Worst first: a target is as good as the worst of its parts.
-VERDICTS = ("failed", "miss", "too small", "~ now", "now", "~ aim", "aim", "not measured yet", "skipped", "")
+VERDICTS = ("failed", "miss", "too small", "not measured yet", "~ now", "now", "~ aim", "aim", "skipped", "")
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,6 @@ class Layout:
         channel = torch.repeat_interleave(torch.arange(self.channel_count), sizes.long())
         return owner.clamp(max=tasks - 1).long() * self.channel_count + channel
 
-    def head(self, classes: int) -> dict[str, Shape]:
-        """The shapes of a head."""
-        shapes: dict[str, Shape] = {"weight": (classes, self.plan.features)}
-        return {**shapes, "bias": (classes,)} if self.plan.head_bias else shapes
-
 
 def split(flat: Tensor, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
     """The parts of a flat tensor, as views."""

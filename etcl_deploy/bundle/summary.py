@@ -52,5 +52,6 @@ def separate_bytes(bundle: Bundle) -> int:
     # Batch norm has scale, shift, mean and variance, of which a bundle keeps two; group and layer norm have just two.
     folded = sum(2 * int(step.settings["features"]) for step in bundle.plan.norms if step.op == "norm")
     shared = layout.weight_count + layout.norm_count + folded
-    heads = sum(prod(shape) for task in bundle.tasks.values() for shape in layout.head(len(task.classes)).values())
+    counts = [len(task.classes) for task in bundle.tasks.values()]
+    heads = sum(prod(shape) for count in counts for shape in bundle.plan.head_shapes(count).values())
     return 4 * (len(bundle.tasks) * shared + heads)

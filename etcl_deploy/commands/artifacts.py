@@ -63,9 +63,7 @@ def onnx(
     as_json: Json = False,
 ) -> None:
     """Tasks as stand-alone ONNX files, each compared with the bundle before it is kept."""
-    from etcl_deploy.bundle.bundle import load_bundle
-    from etcl_deploy.devices import check_free, examples_in, export_all, file_names
-    from etcl_deploy.export.to_multitask import export_multitask
+    from etcl_deploy.devices import export_bundle
     from etcl_deploy.export.to_onnx import Form
     from etcl_deploy.render import onnx_line, onnx_report
 
@@ -78,18 +76,11 @@ def onnx(
     if multitask and (int8 or compact):
         raise typer.BadParameter("--multitask does not go with --int8 and --compact: its masks are packed anyway")
     form = Form(opset, "int8" if int8 else "fp16" if fp16 else "fp32", compact)
-    bundle = load_bundle(path)
-    wanted = list(bundle.tasks) if task is None else [bundle.task(task).name]
-    names = {task: output / name for task, name in file_names(wanted).items()} if every else {wanted[0]: output}
-    check_free(names.values(), path, force=force)
-    examples = examples_in(calibration, bundle, wanted) if calibration else lambda task: None
-    if multitask:
-        whole = asdict(export_multitask(bundle, output, form, examples))
-        show(whole, as_json=as_json, picture=onnx_line(whole))
-        return
     with err.status("") as status:
-        reports = export_all(
-            *(bundle, names, form, examples, max_loss),
+        reports = export_bundle(
+            *(path, output, task, form, calibration, max_loss),
+            multitask=multitask,
+            force=force,
             heard=lambda report: status.update(plain(f"{report.file} is written")),
         )
     found = [asdict(report) for report in reports]

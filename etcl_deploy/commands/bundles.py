@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from etcl_deploy.commands.console import BundleFile, DataRoot, Json, err, show
+from etcl_deploy.render import plain
 
 Encoding = Annotated[
     Literal["coded", "packed"], typer.Option(help="Masks: small, to be shipped, or a bit a weight, to be mapped.")
@@ -39,9 +40,13 @@ def bundle(
         save(output, to_bytes(whole, encoding))
     else:
         stored, kept = load(run), precision or "fp32"
-        tasks = [] if kept == "fp32" else tasks_of(stored, err.print, data_root)
+        tasks = [] if kept == "fp32" else tasks_of(stored, _note, data_root)
         bundle_run(stored.run, stored.config, output, encoding, kept, {task.name: task.test for task in tasks})
     inspect(output, as_json)
+
+
+def _note(text: str) -> None:
+    err.print(plain(text), soft_wrap=True)
 
 
 def inspect(path: BundleFile, as_json: Json = False) -> None:

@@ -113,7 +113,8 @@ def evaluate(
     from etcl_deploy.learn.directory import load
     from etcl_deploy.render import run_report, transfer_report
 
-    summary = load(run).summary(load(one)) if one else summary_beside(run)
+    stored = load(run)
+    summary = stored.summary(load(one)) if one else summary_beside(stored, run)
     show(summary, as_json=as_json, picture=Group(run_report(summary), transfer_report(summary)))
 
 
@@ -125,7 +126,7 @@ def _learn(
     Of several processes that learn together the first does all of the speaking.
     """
     from etcl_deploy.build import choose_device
-    from etcl_deploy.learn.directory import how_to_go_on, load
+    from etcl_deploy.learn.directory import RECORD, how_to_go_on, load
     from etcl_deploy.learn.ranks import joined
     from etcl_deploy.logs import write_tensorboard
     from etcl_deploy.progress import TrainingProgress
@@ -138,11 +139,11 @@ def _learn(
             with progress.bars:
                 learn(lambda event: [hear(event) for hear in hearers], progress.note, ranks)
         except KeyboardInterrupt:
-            if (run / "run.json").exists():
+            if (run / RECORD).exists():
                 progress.note(f"interrupted; go on with: {how_to_go_on(run)}")
             raise
         except LearningError:
-            if (run / "run.json").exists():
+            if (run / RECORD).exists():
                 progress.note(f"finished tasks are kept; --set NAME=VALUE may help: {how_to_go_on(run)}")
             raise
     if ranks.first:

@@ -87,11 +87,9 @@ def push(
 ) -> None:
     """Replace the bundle a server serves, with no failed request; on any failure the old one stays."""
     from etcl_deploy.deploy import find_server, push_bundle
-    from etcl_deploy.serve.push import live_version
 
     server = find_server(to, model_store)
-    bundle = push_bundle(path, server)
-    version = live_version(server)
+    bundle, version = push_bundle(path, server)
     result = {"name": server.name, "version": version, "digest": bundle.digest, "tasks": list(bundle.tasks)}
     show(result, as_json=as_json, picture=f"{server.name} {version} is served: {len(bundle.tasks)} tasks of {path}")
 

@@ -16,9 +16,11 @@ from torch.nn import functional as F
 
 from etcl_deploy.config import Transfer
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
-from etcl_deploy.learn.network import Head, MaskedNetwork, TaskState
+from etcl_deploy.learn.metrics import percent_right
+from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.portrait import HeadInputs, Portrait, Seen, seen_by_head
 from etcl_deploy.learn.projection import outside
+from etcl_deploy.learn.state import Head, TaskState
 from etcl_deploy.learn.task import Items
 
 BATCH = 64
@@ -139,5 +141,4 @@ def _score(head: Head, seen: Seen) -> tuple[float, float | None]:
     if not len(seen.labels):
         return nan, None
     logits = _logits(head, seen.features)
-    right = (logits.argmax(1) == seen.labels).float().mean()
-    return float(F.cross_entropy(logits, seen.labels)), 100 * float(right)
+    return float(F.cross_entropy(logits, seen.labels)), percent_right([(logits, seen.labels)])

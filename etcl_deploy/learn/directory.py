@@ -86,7 +86,7 @@ class Stored:
             raise RunError(f"forward transfer is measured against a run of one, not of {one.config.learning.method}")
         alone = {name: row[-1] for name, row in zip(one.run.tasks, one.run.matrix, strict=True)}
         if one.config.budget() != self.config.budget():
-            raise RunError("the run of one has another network, other images, or another number of epochs or batches")
+            raise RunError("the run of one has another network, start or images, another number of epochs or batches")
         theirs, ours = (dict(task for origin in stored.origins for task in origin.tasks) for stored in (one, self))
         other = [name for name in self.run.tasks if name not in alone or theirs[name] != ours[name]]
         if other:
@@ -177,11 +177,15 @@ def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) 
     path = directory / RECORD
     try:
         record = _read_record(directory)
-        if not (directory / record["state"]["name"]).exists():  # it was just replaced by a process at work
-            record = _read_record(directory)
         if finished and not record["tasks"]:
             raise RunError(f"no task of the run in {directory} is finished; go on with: {how_to_go_on(directory)}")
-        return _restored(record, directory, device)
+        try:
+            return _restored(record, directory, device)
+        except FileNotFoundError:
+            newer = _read_record(directory)
+            if newer["state"] == record["state"]:
+                raise
+            return _restored(newer, directory, device)  # a process at work has replaced what the record named
     except OSError as error:
         raise RunError(f"cannot read the run in {directory}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, SafetensorError, PlanError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -14,29 +14,17 @@ from torch.nn import functional as F
 from etcl_deploy.errors import NetworkError, UnknownTaskError
 from etcl_deploy.learn import masks
 from etcl_deploy.learn.layers import MaskedLayer
-from etcl_deploy.learn.norms import MOMENTUM, Norm, TaskNorm, measuring
+from etcl_deploy.learn.norms import MOMENTUM, TaskNorm, measuring
 from etcl_deploy.learn.ranks import ALONE
+from etcl_deploy.learn.state import Head, Masks
+from etcl_deploy.learn.state import TaskState as TaskState  # for learn.forward, which takes it from here
 from etcl_deploy.learn.task import Images, parts
 from etcl_deploy.learn.workspace import Workspace
+from etcl_deploy.operations import along_channels
 from etcl_deploy.plan import Plan, Step
 from etcl_deploy.preprocessing import Preprocessing
 
 EVALUATION_BATCH = 64  # items looked at together: few enough for what they give to stay near the processor
-
-Masks = Mapping[str, Tensor]  # by step name, bool, the weight's shape
-Head = Mapping[str, Tensor]  # "weight" [classes, features] and, where the plan says so, "bias"
-
-
-@dataclass(frozen=True)
-class TaskState:
-    """What a finished task owns: its mask, its normalization and its head, never one without the others."""
-
-    name: str
-    classes: tuple[str, ...]
-    masks: Masks
-    norms: Mapping[str, Norm]
-    head: Head
-    weights: Mapping[str, Tensor] | None = None  # of a task that shares no backbone with others; by step name
 
 
 class MaskedNetwork(nn.Module):
@@ -266,7 +254,7 @@ class MaskedNetwork(nn.Module):
             return self._drop(x, step.settings["percent"]) if self.training else x
         result: Tensor = (self.norms if step.name in self.norms else self.masked)[step.name](x)
         if step.name in self.gates:
-            return result * self.gates[step.name].view((1, -1) + (1,) * (result.ndim - 2))
+            return result * along_channels(self.gates[step.name], result)
         return result
 
     def _drop(self, x: Tensor, percent: int) -> Tensor:
@@ -280,12 +268,9 @@ class MaskedNetwork(nn.Module):
 
     def _fresh_head(self, classes: int, generator: torch.Generator) -> Head:
         bound = self.plan.features**-0.5
-        shapes: dict[str, tuple[int, ...]] = {"weight": (classes, self.plan.features)}
-        if self.plan.head_bias:
-            shapes["bias"] = (classes,)
         return {
             key: torch.empty(shape).uniform_(-bound, bound, generator=generator).to(self.device)
-            for key, shape in shapes.items()
+            for key, shape in self.plan.head_shapes(classes).items()
         }
 
     def _bind_head(self, head: Head, *, trainable: bool) -> None:

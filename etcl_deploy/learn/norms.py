@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etcl_deploy.learn.ranks import ALONE, summed
-from etcl_deploy.operations import normalize
+from etcl_deploy.operations import along_channels, normalize
 from etcl_deploy.plan import Step
 
 MOMENTUM = 0.1  # of the running statistics, at every step
@@ -92,16 +92,15 @@ class TaskNorm(nn.Module):
 
     def _over_all(self, x: Tensor) -> Tensor:
         """What `F.batch_norm` gives in training, with the statistics of the parts of all processes together."""
-        axes, shape = [0, *range(2, x.ndim)], (1, -1) + (1,) * (x.ndim - 2)
-        count = self.count * prod(x.shape[2:])
+        axes, count = [0, *range(2, x.ndim)], self.count * prod(x.shape[2:])
         mean = summed(x.float().sum(axes), self.ranks) / count
-        centred = x.float() - mean.view(shape)
+        centred = x.float() - along_channels(mean, x)
         var = summed(centred.square().sum(axes), self.ranks) / count
         with torch.no_grad():
             self.mean.lerp_(mean, self.momentum)
             self.var.lerp_(var * count / max(1, count - 1), self.momentum)
         scale = self.gamma * torch.rsqrt(var + self.step.settings["eps"])
-        return (centred * scale.view(shape) + self.beta.view(shape)).to(x.dtype)
+        return (centred * along_channels(scale, x) + along_channels(self.beta, x)).to(x.dtype)
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from etcl_deploy.bundle.codec import pack, unpack
 from etcl_deploy.learn.knowledge import Knowledge
-from etcl_deploy.learn.network import Head, MaskedNetwork, TaskState
+from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.norms import Norm
+from etcl_deploy.learn.state import Head, TaskState
 
 Tensors = Mapping[str, Tensor]
 

@@ -19,7 +19,7 @@ from etcl_deploy.learn.events import EpochDone, Report, StepDone, TaskDone, Task
 from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.lesson import Lesson, Snapshot, seeded
 from etcl_deploy.learn.methods import METHODS, Assignment, Method
-from etcl_deploy.learn.metrics import Row, shortage
+from etcl_deploy.learn.metrics import Row, percent_right, shortage
 from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Images, Items, Task, load
@@ -142,11 +142,9 @@ def accuracy(network: MaskedNetwork, items: Items, name: str | None = None) -> f
     """The share of items, in percent, that a finished task (None: the one being learned) gets right."""
     if name is not None:
         network.select(name)
-    right = torch.zeros((), dtype=torch.int64, device=network.device)
+    batches = items.read(items.batches(EVALUATION_BATCH), network.device)
     with torch.no_grad():
-        for images, labels in items.read(items.batches(EVALUATION_BATCH), network.device):
-            right += (network.answer(network.embed(images)).argmax(1) == labels).sum()
-    return 100 * int(right) / len(items)
+        return percent_right((network.answer(network.embed(images)), labels) for images, labels in batches)
 
 
 @torch.no_grad()

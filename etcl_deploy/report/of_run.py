@@ -14,7 +14,7 @@ from etcl_deploy.learn.directory import Stored, how_to_go_on, load
 from etcl_deploy.learn.measures import needed_bytes, overlap, used_over_time
 from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.logs import read_events
-from etcl_deploy.render import size
+from etcl_deploy.render import shown, size
 from etcl_deploy.report import figures
 from etcl_deploy.report.page import Page, Picture, Section, Table
 
@@ -24,7 +24,7 @@ MANY = 40  # tasks: more than that many cannot each be shown
 def run_page(directory: Path) -> Page:
     """What a run came to, as far as it got."""
     stored = load(directory)
-    summary = summary_beside(directory)
+    summary = summary_beside(stored, directory)
     tasks = f"{len(summary['tasks'])} task{'s' if len(summary['tasks']) > 1 else ''}"
     sections = [_accuracy(summary), *_curves(summary), *_similarity(summary), *_masks(stored), _sizes(stored)]
     sections += [*_progress(directory), _settings(stored)]
@@ -49,9 +49,9 @@ def _notes(stored: Stored, directory: Path) -> list[str]:
 def _facts(summary: Mapping[str, Any], stored: Stored) -> list[tuple[str, str]]:
     used = used_over_time(list(stored.run.network.finished.values()))[-1]
     return [
-        ("average accuracy (ACC)", _shown(summary["acc"], "{:.2f} %")),
-        ("backward transfer (BWT)", _shown(summary["bwt"], "{:+.4f}")),
-        ("forward transfer (FWT)", _shown(summary["fwt"], "{:+.4f}")),
+        ("average accuracy (ACC)", shown(summary["acc"], "{:.2f} %")),
+        ("backward transfer (BWT)", shown(summary["bwt"], "{:+.4f}")),
+        ("forward transfer (FWT)", shown(summary["fwt"], "{:+.4f}")),
         ("backbone in use", f"{used:.0%}"),
         ("time", f"{summary['seconds']:.0f} s"),
     ]
@@ -75,7 +75,7 @@ def _accuracy(summary: Mapping[str, Any]) -> Section:
     )
     head = ["task", *(f"after {number + 1}" for number in range(len(names)))]
     rows = [
-        [f"{task + 1} {name}", *("" if n < task else _shown(matrix[n][task], "{:.1f}") for n in range(len(matrix)))]
+        [f"{task + 1} {name}", *("" if n < task else shown(matrix[n][task], "{:.1f}") for n in range(len(matrix)))]
         for task, name in enumerate(names)
     ]
     lead = "Test accuracy of every task after each one was learned. A row that fades would be forgetting."
@@ -199,7 +199,3 @@ def _settings(stored: Stored) -> Section:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(stored.run.versions.items()))
     text = json.dumps(stored.config.as_json(), indent=2)
     return Section("settings", "Settings and versions", f"Learned with {versions}.", text=text)
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 
-from jinja2 import Environment, StrictUndefined
+from etcl_deploy.templates import fill
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,4 @@ class Page:
 
     def as_html(self) -> str:
         """One self-contained document; every text is escaped."""
-        source = (resources.files("etcl_deploy.report") / "page.html").read_text("utf-8")
-        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        return environment.from_string(source).render(vars(self)) + "\n"
+        return fill("etcl_deploy.report", "page.html", vars(self))

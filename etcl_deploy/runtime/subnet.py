@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,8 +15,6 @@ from etcl_deploy.operations import NORMS, normalize, weigh
 from etcl_deploy.plan import Plan, Step
 from etcl_deploy.preprocessing import Preprocessing
 
-LAYERS = ("conv2d", "linear")  # the steps that others can be folded into
-
 
 @dataclass(frozen=True)
 class Folding:
@@ -28,16 +25,9 @@ class Folding:
 
     @classmethod
     def of(cls, plan: Plan) -> Folding:
-        """A step is folded where it follows a layer, with nothing else reading in between."""
-        chains: dict[str, list[Step]] = {step.name: [] for step in plan.steps if step.op in LAYERS}
-        readers = Counter(name for step in plan.steps for name in step.inputs)
-        layer_of: dict[str, str] = {}
-        for step in plan.steps:
-            layer = layer_of.get(step.inputs[0], step.inputs[0])
-            if step.op in ("bias", "norm") and layer in chains and readers[step.inputs[0]] == 1:
-                layer_of[step.name] = layer
-                chains[layer].append(step)
-        return cls(plan.without({*layer_of, *plan.dropouts}), {name: tuple(chain) for name, chain in chains.items()})
+        """What follows a layer is folded into it."""
+        folded = {step.name for chain in plan.chains.values() for step in chain}
+        return cls(plan.without({*folded, *plan.dropouts}), plan.chains)
 
     def scales(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """For every layer that has one, what its output channels are multiplied by."""

@@ -6,7 +6,6 @@ key of its key file. `etcl serve` starts one keeper beside each server; it ends 
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import urllib.request
@@ -15,6 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import psutil
+
+from etcl_deploy.wire import KEY_FILE, read_keys, read_token
 
 EARLY_SECONDS = 600  # before they expire
 CHECK_SECONDS = 5
@@ -35,7 +36,7 @@ def keeper_of(directory: Path) -> psutil.Process | None:
 
 def seconds_left(key_file: Path) -> float:
     """How long the token that expires first is valid."""
-    keys = json.loads(key_file.read_text("utf-8"))
+    keys = read_keys(key_file)
     ends = [datetime.fromisoformat(_iso(keys[kind]["expiration time"])) for kind in KINDS]
     return (min(ends) - datetime.now(timezone.utc)).total_seconds()
 
@@ -43,8 +44,7 @@ def seconds_left(key_file: Path) -> float:
 def renew(key_file: Path, management: str) -> None:
     """Have both tokens made anew; TorchServe writes them to the file."""
     for kind in KINDS:
-        key = json.loads(key_file.read_text("utf-8"))["API"]["key"]
-        headers = {"Authorization": f"Bearer {key}"}
+        headers = {"Authorization": f"Bearer {read_token(key_file, 'API')}"}
         asked = urllib.request.Request(f"{management}/token?type={kind}", headers=headers)
         with DIRECT.open(asked, timeout=30):
             pass
@@ -52,10 +52,10 @@ def renew(key_file: Path, management: str) -> None:
 
 def keep(directory: Path, early: float = EARLY_SECONDS) -> None:
     """Renew the tokens of the server of a directory whenever they are about to expire, until it is gone."""
-    from etcl_deploy.serve.server import find
+    from etcl_deploy.serve.server import recorded
 
-    key_file = directory / "key_file.json"
-    while (server := find(directory.name, directory.parent.parent)) and server.process():
+    key_file = directory / KEY_FILE
+    while (server := recorded(directory)) and server.process():
         try:
             if seconds_left(key_file) < early:
                 renew(key_file, server.management_address)

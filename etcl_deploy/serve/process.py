@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import resources
@@ -23,31 +23,43 @@ from etcl_deploy.errors import ServeError
 from etcl_deploy.serve.java import find_java
 from etcl_deploy.serve.keeper import PID_FILE, keeper_of
 from etcl_deploy.serve.properties import cores, render
-from etcl_deploy.serve.server import RECORD, START_SECONDS, Server, check_not_running
+from etcl_deploy.serve.server import RECORD, START_SECONDS, Server, check_not_running, folder_of
 
 STOP_SECONDS = 20
+METRICS, PROPERTIES = "metrics.yaml", "config.properties"
 WORKER_DIED = "Backend worker process died"  # what TorchServe logs before it tries again, for minutes
 
 
-def start(name: str, model_store: Path, port: int, workers: int = 1, *, pushes: bool = False) -> Server:
-    """Start TorchServe on `model_store/name.mar` and wait until it answers; on failure nothing is left running."""
+def start(
+    name: str,
+    model_store: Path,
+    port: int,
+    workers: int = 1,
+    *,
+    pushes: bool = False,
+    prepare: Callable[[], object] = lambda: None,
+) -> Server:
+    """Start TorchServe on `model_store/name.mar` and wait until it answers; on failure nothing is left running.
+
+    Of several processes that start the same name one does, and the others are refused; `prepare`, which may write the
+    archive, is called by that one alone.
+    """
     check_not_running(name, model_store)
     java = find_java()
     store = model_store.resolve()
-    directory = store / "servers" / name
-    shutil.rmtree(directory, ignore_errors=True)
-    (directory / "logs").mkdir(parents=True)
+    directory = folder_of(name, store)
+    directory.parent.mkdir(parents=True, exist_ok=True)
     # Short, and of its own: it holds the workers' sockets, whose paths are limited to about 100 characters.
     temporary = tempfile.mkdtemp(prefix="etcl-")
-    metrics = directory / "metrics.yaml"
-    metrics.write_bytes((resources.files("etcl_deploy.handlers") / "metrics.yaml").read_bytes())
-    config = render(name, str(store), port, str(metrics), pushes=pushes)
-    (directory / "config.properties").write_text(config, "utf-8")
     server = None
     try:
-        pid, created = _launch(directory, java.home, temporary, workers)
-        server = Server(name, str(directory), port, pid, created, temporary, workers, pushes)
-        atomic.write_bytes(directory / RECORD, json.dumps(asdict(server), indent=1).encode())
+        with atomic.locked(directory.parent, wait=True):
+            check_not_running(name, model_store)  # again: another process may have been quicker
+            prepare()
+            _configure(directory, render(name, str(store), port, str(directory / METRICS), pushes=pushes))
+            pid, created = _launch(directory, store, java.home, temporary, workers)
+            server = Server(name, str(directory), port, pid, created, temporary, workers, pushes)
+            atomic.write_bytes(directory / RECORD, json.dumps(asdict(server), indent=1).encode())
         _wait_until_ready(server)
         start_keeper(directory)
     except BaseException:
@@ -89,7 +101,15 @@ def stop(server: Server) -> bool:
     return process is not None
 
 
-def _launch(directory: Path, java_home: Path, temporary: str, workers: int) -> tuple[int, float]:
+def _configure(directory: Path, properties: str) -> None:
+    """A new directory, with all that TorchServe reads when it starts."""
+    shutil.rmtree(directory, ignore_errors=True)
+    (directory / "logs").mkdir(parents=True)
+    (directory / METRICS).write_bytes((resources.files("etcl_deploy.handlers") / METRICS).read_bytes())
+    (directory / PROPERTIES).write_text(properties, "utf-8")
+
+
+def _launch(directory: Path, store: Path, java_home: Path, temporary: str, workers: int) -> tuple[int, float]:
     """Start TorchServe; gives its process and when that began."""
     # TorchServe lets TS_* variables override its configuration file, tokens included: keep ours in force.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TS_")}
@@ -104,7 +124,7 @@ def _launch(directory: Path, java_home: Path, temporary: str, workers: int) -> t
     }
     command = [sys.executable, "-m", "ts.model_server", "--start", "--no-config-snapshots"]
     # The store is in the configuration too, but TorchServe's launcher does not read escapes in it.
-    command += ["--ts-config", str(directory / "config.properties"), "--model-store", str(directory.parent.parent)]
+    command += ["--ts-config", str(directory / PROPERTIES), "--model-store", str(store)]
     command += ["--log-config", str(resources.files("etcl_deploy.serve") / "log4j2.xml")]
     with (directory / "server.log").open("ab") as log:  # which TorchServe appends to as well
         launcher = subprocess.Popen(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +18,14 @@ from typing import Any
 import httpx
 import psutil
 
-from etcl_deploy.client import Client
-from etcl_deploy.errors import ServeError
+from etcl_deploy.client import REFUSED_TOKEN, RENEWAL_SECONDS, RENEWAL_TRIES, Client
+from etcl_deploy.errors import RequestError, ServeError, TokenError
 from etcl_deploy.serve.properties import HOST
+from etcl_deploy.wire import KEY_FILE, read, read_token
 
 REQUEST_SECONDS = 300  # TorchServe unpacks an archive before it answers
 START_SECONDS = 600  # as startupTimeout in model-config.yaml
+SERVERS = "servers"
 RECORD = "server.json"
 BUNDLE = "bundle.etcl"
 
@@ -38,6 +42,11 @@ class Server:
     temporary: str
     workers: int
     pushes: bool  # whether another bundle may take the place of the one it serves
+
+    @property
+    def store(self) -> Path:
+        """The folder of archives it was started from."""
+        return Path(self.directory).parent.parent
 
     @property
     def management_address(self) -> str:
@@ -67,7 +76,7 @@ class Server:
     @property
     def token_file(self) -> Path:
         """TorchServe's tokens; renewed when they expire."""
-        return Path(self.directory) / "key_file.json"
+        return Path(self.directory) / KEY_FILE
 
     @property
     def log(self) -> Path:
@@ -77,10 +86,9 @@ class Server:
     def token(self, kind: str = "inference") -> str:
         """The current token for one of the two APIs."""
         try:
-            key: str = json.loads(self.token_file.read_text("utf-8"))[kind]["key"]
-        except (OSError, ValueError, KeyError):
-            raise ServeError(f"{self.token_file} holds no {kind} token") from None
-        return key
+            return read_token(self.token_file, kind)
+        except TokenError as error:
+            raise ServeError(str(error)) from None
 
     def client(self, **settings: Any) -> Client:
         """A client for its predictions, with tokens that are read again when they expire."""
@@ -88,7 +96,18 @@ class Server:
 
     def manage(self, method: str, path: str, **parameters: str | int) -> Any:
         """The JSON answer of the management API. Raises ServeError with its message where it refuses."""
-        headers = {"Authorization": f"Bearer {self.token('management')}"}
+        for _ in range(RENEWAL_TRIES):  # as a client does: a new token may not be in the file yet, or only in part
+            with suppress(TokenError):
+                return self._manage(method, path, parameters)
+            time.sleep(RENEWAL_SECONDS)
+        try:
+            return self._manage(method, path, parameters)
+        except TokenError as error:
+            raise ServeError(str(error)) from None
+
+    def _manage(self, method: str, path: str, parameters: Mapping[str, str | int]) -> Any:
+        """The same, once. Raises TokenError where there is no token, or not the right one."""
+        headers = {"Authorization": f"Bearer {read_token(self.token_file, 'management')}"}
         # Our server is on this machine: no proxy the environment names should see its tokens.
         try:
             with httpx.Client(trust_env=False, timeout=REQUEST_SECONDS, headers=headers) as http:
@@ -98,7 +117,10 @@ class Server:
             raise ServeError(f"{method} {path} of {self.name!r} failed: {type(error).__name__}: {error}") from None
         if not answer.is_success:
             message = found.get("message") if isinstance(found, dict) else found
-            raise ServeError(f"{method} {path} of {self.name!r} was answered {answer.status_code}: {message}")
+            words = f"{method} {path} of {self.name!r} was answered {answer.status_code}: {message}"
+            refusal = read(answer)
+            refused = isinstance(refusal, RequestError) and (refusal.status, refusal.code) == REFUSED_TOKEN
+            raise TokenError(words) if refused else ServeError(words)
         return found
 
     def describe(self, *, customized: bool = False, version: str = "") -> Any:
@@ -148,6 +170,11 @@ class Server:
         }
 
 
+def folder_of(name: str, model_store: Path) -> Path:
+    """Where the server of that name has its directory."""
+    return model_store / SERVERS / name
+
+
 def check_not_running(name: str, model_store: Path) -> None:
     """Refuse to start what runs already."""
     running = find(name, model_store)
@@ -157,9 +184,13 @@ def check_not_running(name: str, model_store: Path) -> None:
 
 def find(name: str, model_store: Path) -> Server | None:
     """The server of that name, as it was recorded when started."""
+    return recorded(folder_of(name, model_store))
+
+
+def recorded(directory: Path) -> Server | None:
+    """The server of a directory."""
     try:
-        record = json.loads((model_store / "servers" / name / RECORD).read_text("utf-8"))
-        return Server(**record)
+        return Server(**json.loads((directory / RECORD).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -183,4 +214,4 @@ def status(name: str, model_store: Path) -> dict[str, Any]:
 
 def names(model_store: Path) -> list[str]:
     """The names of all recorded servers."""
-    return sorted(path.parent.name for path in (model_store / "servers").glob(f"*/{RECORD}"))
+    return sorted(path.parent.name for path in (model_store / SERVERS).glob(f"*/{RECORD}"))

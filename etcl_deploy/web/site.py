@@ -7,16 +7,15 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
-
 from etcl_deploy import atomic
 from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.errors import ExportError
 from etcl_deploy.export.parity import Parity
 from etcl_deploy.export.to_multitask import export_multitask
+from etcl_deploy.templates import fill
 from etcl_deploy.web.runtime import VERSION, runtime_files
 
-OWN = ("app.js", "style.css")
+HERE, OWN = "etcl_deploy.web", ("app.js", "style.css")
 MODEL = "tasks.onnx"
 
 
@@ -38,11 +37,8 @@ def write_site(bundle: Bundle, directory: Path, title: str, runtime: Path | None
     if directory.is_dir() and any(directory.iterdir()) and not force:
         raise ExportError(f"{directory} is not empty; --force writes into it")
     files = dict(runtime_files(runtime))
-    here = resources.files("etcl_deploy.web")
-    files |= {name: (here / name).read_bytes() for name in OWN}
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page = environment.from_string((here / "index.html").read_text("utf-8"))
-    files["index.html"] = (page.render(title=title, tasks=list(bundle.tasks)) + "\n").encode()
+    files |= {name: (resources.files(HERE) / name).read_bytes() for name in OWN}
+    files["index.html"] = fill(HERE, "index.html", {"title": title, "tasks": list(bundle.tasks)}).encode()
     files["tasks.json"] = json.dumps(_about(bundle), indent=1, ensure_ascii=False).encode()
     directory.mkdir(parents=True, exist_ok=True)
     report = export_multitask(bundle, directory / MODEL)

@@ -19,9 +19,10 @@ from etcl_deploy.learn.forward import align, guide
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge, most_similar_first
 from etcl_deploy.learn.lesson import FULL, Lesson, Shares
 from etcl_deploy.learn.methods.method import Assignment, Method
-from etcl_deploy.learn.network import MaskedNetwork, TaskState
+from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.portrait import Comparer, Portrait, describe_inputs, sample, seen_by_head
 from etcl_deploy.learn.similarity import Comparison
+from etcl_deploy.learn.state import TaskState
 from etcl_deploy.learn.task import Items, Task
 
 

@@ -44,7 +44,7 @@ class Piggyback(_Frozen):
 
     def begin(self, given: Assignment) -> Lesson:
         """The first task learns the weights, all of them, unless they come from a file; the others a mask."""
-        founding = not given.past and not self.options.others.weights
+        founding = not given.past and not self.options.weights
         self.learns_weights, self.learns_scores = founding, not founding
         for layer in self.network.masked_layers.values():
             layer.density = 1.0 if founding else self.network.density

@@ -98,18 +98,7 @@ class Hat(Method):
 
 def unit_chains(plan: Plan) -> dict[str, tuple[str, ...]]:
     """For every layer with units its own step and those of its bias and normalization, after which they are gated."""
-    readers: dict[str, list[Step]] = {}
-    for step in plan.steps:
-        for name in step.inputs:
-            readers.setdefault(name, []).append(step)
-    chains = {}
-    for step in plan.masked:
-        if step.op != "bias":
-            chain = [step.name]
-            while len(readers.get(chain[-1], ())) == 1 and readers[chain[-1]][0].op in ("bias", "norm"):
-                chain.append(readers[chain[-1]][0].name)
-            chains[step.name] = tuple(chain)
-    return chains
+    return {layer: (layer, *(step.name for step in chain)) for layer, chain in plan.chains.items()}
 
 
 def masks_of(plan: Plan, chains: Mapping[str, tuple[str, ...]], units: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 import socket
 import subprocess
 import sys
+import threading
+import time
 import venv
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -14,14 +20,16 @@ import pytest
 from conftest import ROOT, Learned
 from packaging.requirements import Requirement
 
-from etcl_deploy.errors import ServeError
+from etcl_deploy import deploy
+from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.errors import EtclError, ExportError, ServeError
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
-from etcl_deploy.serve import java
+from etcl_deploy.serve import java, process
 from etcl_deploy.serve.process import serving, start, stop
 from etcl_deploy.serve.properties import any_free_port, check_ports, render
-from etcl_deploy.serve.server import find
+from etcl_deploy.serve.server import Server, find
 
 pytestmark = pytest.mark.torchserve
 
@@ -98,6 +106,92 @@ def test_a_server_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path, 
     with pytest.raises(ServeError, match=r"server\.log"):
         start("broken", store, any_free_port())
     assert find("broken", store) is None
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[Server]:
+    """A server as it is recorded, with a process that only waits."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        folder = tmp_path / "store" / "servers" / "x"
+        folder.mkdir(parents=True)
+        created = psutil.Process(process.pid).create_time()
+        yield Server("x", str(folder), 1, process.pid, created, str(tmp_path / "temporary"), 1, pushes=False)
+        process.kill()
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_the_bundle_is_kept_or_nothing_is_served(
+    learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Server, room: bool
+) -> None:
+    """What a delta needs later is read before the start, whatever happens to the file; without room it stops."""
+    path = tmp_path / "x.etcl"
+    shutil.copyfile(learned.path, path)
+
+    def start_slowly(*_: object, **__: object) -> Server:
+        path.unlink()
+        if not room:
+            stand_in.bundle.mkdir()
+        return stand_in
+
+    monkeypatch.setattr(deploy, "start", start_slowly)
+    with nullcontext() if room else pytest.raises(EtclError, match="is a directory"):
+        deploy.serve_bundle(path, "x", tmp_path / "store", deploy.Wishes(any_free_port()))
+    assert (stand_in.process() is not None) == room
+    assert not room or load_bundle(stand_in.bundle).digest == learned.bundle.digest
+
+
+def test_of_two_that_start_at_once_one_does(
+    learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Server
+) -> None:
+    """The other is refused, and its archive is not in the place of the one that is served."""
+    began = threading.Barrier(2)
+    prepared: list[int] = []
+
+    def find_java() -> java.Java:  # both have looked whether it runs
+        began.wait(10)
+        return java.Java(tmp_path, 17, "none")
+
+    def launch(*_: object) -> tuple[int, float]:
+        time.sleep(0.2)
+        return stand_in.pid, stand_in.created
+
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(process, "find_java", find_java)
+    monkeypatch.setattr(process, "_launch", launch)
+    monkeypatch.setattr(process, "_wait_until_ready", lambda server: None)
+    monkeypatch.setattr(process, "start_keeper", lambda directory: None)
+
+    def attempt(number: int) -> str:
+        try:
+            return start("x", tmp_path / "store", 1, prepare=lambda: prepared.append(number)).name
+        except ServeError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as threads:
+        told = sorted(threads.map(attempt, range(2)))
+    assert told[0].startswith("'x' is already served at") and told[1] == "x"
+    assert len(prepared) == len(list(tmp_path.glob("etcl-*"))) == 1
+
+
+def test_a_name_that_leads_elsewhere_is_refused_before_anything_is_written(learned: Learned, tmp_path: Path) -> None:
+    """It would name a folder as well."""
+    with pytest.raises(ExportError, match="cannot name a model"):
+        deploy.serve_bundle(learned.path, "../x", tmp_path / "store", deploy.Wishes(any_free_port()))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_start_that_fails_early_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one for sockets is made before anything can go wrong with the rest."""
+
+    def without_room(*_: object, **__: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(process, "render", without_room)
+    with pytest.raises(OSError, match="No space"):
+        start("x", tmp_path / "store", any_free_port())
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_a_taken_port_is_found_before_starting() -> None:
