@@ -29,7 +29,7 @@ from record import write_result
 from sklearn.datasets import load_digits
 
 COUNTS = (25_000, 50_000, 100_000)
-SETTINGS = {"backbone": "fcn3", "width": 100, "channels": 1, "size": 32, "epochs": 2, "batch_size": 64}
+SETTINGS = {"backbone": "fcn3", "width": 100, "channels": 1, "size": 32, "epochs": 6, "batch_size": 64}
 
 
 def draw(folder: Path, count: int) -> Path:

@@ -27,7 +27,7 @@ from etcl_deploy.export.to_mar import archive
 from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve import java, process
-from etcl_deploy.serve.process import serving, start, stop
+from etcl_deploy.serve.process import serving, start, still_running, stop
 from etcl_deploy.serve.properties import any_free_port, check_ports, render
 from etcl_deploy.serve.server import Server, find
 
@@ -192,6 +192,22 @@ def test_a_start_that_fails_early_leaves_no_folder(tmp_path: Path, monkeypatch: 
     with pytest.raises(OSError, match="No space"):
         start("x", tmp_path / "store", any_free_port())
     assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_process_that_ended_is_not_waited_for_though_the_system_lists_it() -> None:
+    """In a container the first process may never take note of those that end; one that runs is told from them."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])  # our child: listed until we ask how it ended
+    running = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        listed, other = psutil.Process(ended.pid), psutil.Process(running.pid)
+        assert still_running([listed], 30) == []
+        assert listed.status() == psutil.STATUS_ZOMBIE
+        assert still_running([listed, other], 0) == [other]
+    finally:
+        running.kill()
+        running.wait()
+        ended.wait()
+    assert still_running([listed, other], 0) == []
 
 
 def test_a_taken_port_is_found_before_starting() -> None:

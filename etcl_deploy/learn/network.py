@@ -16,8 +16,7 @@ from etcl_deploy.learn import masks
 from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.learn.norms import MOMENTUM, TaskNorm, measuring
 from etcl_deploy.learn.ranks import ALONE
-from etcl_deploy.learn.state import Head, Masks
-from etcl_deploy.learn.state import TaskState as TaskState  # for learn.forward, which takes it from here
+from etcl_deploy.learn.state import Head, Masks, TaskState
 from etcl_deploy.learn.task import Images, parts
 from etcl_deploy.learn.workspace import Workspace
 from etcl_deploy.operations import along_channels

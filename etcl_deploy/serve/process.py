@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import resources
@@ -90,15 +90,33 @@ def stop(server: Server) -> bool:
         with suppress(psutil.Error):
             family += process.children(recursive=True)
             process.terminate()
-        _, alive = psutil.wait_procs(family, timeout=STOP_SECONDS)
-        for survivor in alive:
+        survivors = still_running(family, STOP_SECONDS)
+        for survivor in survivors:
             with suppress(psutil.Error):
                 survivor.kill()
-        psutil.wait_procs(alive, timeout=STOP_SECONDS)
+        still_running(survivors, STOP_SECONDS)
     shutil.rmtree(server.temporary, ignore_errors=True)
     (Path(server.directory) / RECORD).unlink(missing_ok=True)
     server.token_file.unlink(missing_ok=True)
     return process is not None
+
+
+def still_running(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that have not ended after so long.
+
+    A process that has ended stays on the system's list until its parent takes note. Here that is often the first
+    process of all, which in a container may do so late, or never.
+    """
+    deadline = time.monotonic() + seconds
+    while (found := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _configure(directory: Path, properties: str) -> None:
@@ -170,7 +188,7 @@ def _stop_keeper(directory: Path) -> None:
     if process:
         with suppress(psutil.Error):
             process.terminate()
-            process.wait(STOP_SECONDS)
+        still_running([process], STOP_SECONDS)
 
 
 def _wait_until_ready(server: Server) -> None:
