@@ -48,8 +48,10 @@ def test_a_space_that_holds_enough_stays() -> None:
     assert extended(space, inputs, 0.75) is space
     assert len(extended(space, inputs, 0.76)) == 2
     assert extended(space, torch.zeros(3, 2), 0.99) is space
-    whole = principal(torch.randn(9, 7, generator=torch.Generator().manual_seed(0)), 1.0)[0]
-    assert extended(whole, torch.randn(9, 7, generator=torch.Generator().manual_seed(1)), 1.0) is whole
+    generator = torch.Generator().manual_seed(0)
+    for size in (7, 300):
+        whole = principal(torch.randn(2 * size, size, generator=generator), 1.0)[0]
+        assert extended(whole, torch.randn(9, size, generator=generator), 1.0) is whole
 
 
 @pytest.mark.parametrize(("items", "size"), [(9, 30), (30, 9), (9, 9)])
