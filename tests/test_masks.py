@@ -73,9 +73,9 @@ def test_of_equal_scores_the_first_are_kept_however_many_there_are() -> None:
     assert bool((dealt[2::3] == 1).all()) and not dealt[1::3].any()
 
 
-@pytest.mark.parametrize("scores", [[0.5, 0.5, 0.9, 0.1], [0.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5]])
+@pytest.mark.parametrize("scores", [[0.5, 0.5, 0.9, 0.1], [0.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5], [2.0**25] * 4])
 def test_scores_that_tie_still_select_the_mask_they_are_dealt_for(scores: list[float]) -> None:
-    """However many are equal where the mask ends."""
+    """However many are equal where the mask ends, and however large: 2^25 + 1 is 2^25."""
     wanted = torch.tensor([False, True, True, False])
     before = torch.tensor(scores)
     dealt = masks.reselect(before, wanted)
@@ -84,7 +84,7 @@ def test_scores_that_tie_still_select_the_mask_they_are_dealt_for(scores: list[f
     # The numbers are those that were there, but that the least selected one is the next larger.
     ranked, found = before.sort(descending=True).values, dealt.sort(descending=True).values
     assert torch.equal(found[2:], ranked[2:])
-    least = torch.nextafter(ranked[1], torch.tensor(9.0))
+    least = torch.nextafter(ranked[1], torch.tensor(torch.inf))
     assert torch.equal(found[:2], torch.where(ranked[:2] == ranked[1], least, ranked[:2]))
 
 

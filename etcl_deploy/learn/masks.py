@@ -30,7 +30,7 @@ def reselect(scores: Tensor, mask: Tensor) -> Tensor:
     dealt = dealt.view(scores.shape)
     if not torch.equal(keep_top(dealt, int(mask.sum()) / mask.numel()), mask):
         least = dealt[mask].min()
-        dealt[mask & (dealt == least)] = torch.nextafter(least, least + 1)
+        dealt[mask & (dealt == least)] = torch.nextafter(least, torch.full_like(least, torch.inf))
     return dealt
 
 
