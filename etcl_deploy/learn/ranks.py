@@ -8,6 +8,7 @@ added. What is done once a task (comparing, measuring) each does for itself, and
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,6 +91,10 @@ def joined(kind: str) -> Iterator[Ranks]:
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
         yield Ranks(dist.get_rank(), size, kind)
+    except RunError:
+        # Where one process has ended torchrun asks the others to. This one is about to, and to say why.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise
     finally:
         dist.destroy_process_group()
 
