@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
+from rich.rule import Rule
 from rich.text import Text
 
 from etcl_deploy.bench.run import Row, lacks, verdict_of
 from etcl_deploy.bench.targets import Figure, Table, Target
-from etcl_deploy.render import BAD, GOOD, QUIET, Rows, table
+from etcl_deploy.render import BAD, GOOD, QUIET, Rows
 
 STYLES = {"aim": f"bold {GOOD}", "now": GOOD, "miss": f"bold {BAD}", "failed": f"bold {BAD}"}
-WIDTHS = {"now": 10, "aim": 10, "measured": 12, "recorded": 12, "verdict": 8}  # the words get the rest
+RATIOS = {"": 17, "now": 11, "aim": 12, "verdict": 9}  # how wide columns are beside each other; the others 15
 SMALLER = "~, too small: a smaller experiment than the target's (in brackets), so its figure is an indication only:"
+Cell = str | Text
 KEYS = ("ratio", "ours", "other", "unit", "repeats", "settings")
 
 
@@ -38,24 +39,29 @@ def in_words(figure: Figure | None) -> str:
 
 def targets_report(rows: Sequence[Row], benches: Table) -> RenderableType:
     """All targets with what is recorded for them, what measures them, and whether it can be run here."""
-    made = _wide("id", "what", "now", "aim", "recorded", "verdict", "benchmark")
     reasons = {name: lacks(benches, benchmark) for name, benchmark in benches.benchmarks.items()}
-    for row in rows:
+
+    def told(row: Row) -> list[Cell]:
         name = row.target.benchmark
         here = Text.assemble(name, (" ✗", BAD) if reasons[name] else (" ✓", GOOD))
-        made.add_row(*_asked(row), in_words(row.recorded), _verdict(row), here)
+        return [in_words(row.recorded), _verdict(row), here]
+
     lacking = [Text(f"  {name}: {reason}", QUIET) for name, reason in reasons.items() if reason]
     return Group(
-        made, Text("✓, ✗: all it needs is here, or not:" if lacking else "✓: all it needs is here", QUIET), *lacking
+        *_by_target(rows, ("recorded", "verdict", "benchmark"), told),
+        Text("✓, ✗: all it needs is here, or not:" if lacking else "✓: all it needs is here", QUIET),
+        *lacking,
     )
 
 
 def measured_report(rows: Sequence[Row], *, quick: bool) -> RenderableType:
     """What was measured beside what is recorded; below it, what was another experiment or is missing, and why."""
-    made = _wide("id", "what", "now", "aim", "measured, quick" if quick else "measured", "recorded", "verdict")
-    for row in rows:
-        made.add_row(*_asked(row), in_words(row.measured), in_words(row.recorded), _verdict(row))
-    lines: list[RenderableType] = [made]
+
+    def told(row: Row) -> list[Cell]:
+        return [in_words(row.measured), in_words(row.recorded), _verdict(row)]
+
+    named = ("measured, quick" if quick else "measured", "recorded", "verdict")
+    lines = [*_by_target(rows, named, told)]
     if any(row.verdict.startswith("~") or row.verdict == "too small" for row in rows):
         lines.append(Text(SMALLER, QUIET))
     for reason, group in groupby(sorted(rows, key=lambda row: row.reason), lambda row: row.reason):
@@ -65,23 +71,31 @@ def measured_report(rows: Sequence[Row], *, quick: bool) -> RenderableType:
     return Group(*lines)
 
 
-def _wide(*columns: str) -> Rows:
-    """A table without lines between its columns; figures stay narrow."""
-    made = table(*columns)
-    made.box, made.padding = SIMPLE_HEAD, (0, 1, 0, 0)
-    made.pad_edge = False
-    for column, name in zip(made.columns, columns, strict=True):
-        column.max_width = WIDTHS.get(name.partition(",")[0])
-        column.min_width = 12 if name == "benchmark" else None
+def _by_target(
+    rows: Sequence[Row], named: Sequence[str], told: Callable[[Row], list[Cell]]
+) -> Iterator[RenderableType]:
+    """A line of words for every target, below it a line for each of its parts: both lines, and what is `told` of it."""
+    names = ["", "now", "aim", *named]
+    yield _columns(names, [[Text(name, "bold") for name in names]])
+    yield Rule(style=QUIET)
+    for target, group in groupby(rows, lambda row: row.target):
+        yield Text.assemble((f"{target.id} ", "bold"), target.what)
+        yield _columns(names, [[row.part.label, *_lines(row), *told(row)] for row in group])
+
+
+def _columns(names: Sequence[str], cells: Sequence[Sequence[Cell]]) -> RenderableType:
+    """Cells in columns whose widths follow from their names and the terminal's alone, so that all of them align."""
+    made = Rows.grid(expand=True, padding=(0, 1, 0, 0))
+    made.add_column(width=2)
+    for name in names:
+        made.add_column(ratio=RATIOS.get(name.partition(",")[0], 15))
+    for row in cells:
+        made.add_row("", *row)
     return made
 
 
-def _asked(row: Row) -> list[str]:
-    """Id, words, and both lines."""
-    first = row.part is row.target.parts[0]
-    what = f"{row.target.what}: {row.part.label}" if row.part.label else row.target.what
-    lines = (line.text if line else "" for line in (row.part.now, row.part.aim))
-    return [row.target.id if first else "", what if first else f"… {row.part.label}", *lines]
+def _lines(row: Row) -> list[Cell]:
+    return [line.text if line else "" for line in (row.part.now, row.part.aim)]
 
 
 def _verdict(row: Row) -> Text:

@@ -115,7 +115,7 @@ def still_running(processes: Sequence[psutil.Process], seconds: float) -> list[p
 
 def _runs(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
