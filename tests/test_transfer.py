@@ -188,8 +188,14 @@ def test_alignment_follows_its_equations() -> None:
     assert scores.grad is not None
     torch.testing.assert_close(scores.grad, own + theirs, rtol=1e-4, atol=1e-6)
     network.backward(F.cross_entropy(network(images), labels))
+    weights = [layer.weight for layer in network.masked_layers.values()]
+    before = [weight.grad.clone() for weight in weights if weight.grad is not None]
     guide(network, images, labels, [state, state])
     torch.testing.assert_close(scores.grad, own + 2 * 0.1 * theirs.clamp_max(0), rtol=1e-4, atol=1e-6)
+    assert len(before) == len(weights), "weights have gradients, which another mask leaves alone"
+    assert all(
+        weight.grad is not None and torch.equal(weight.grad, g) for weight, g in zip(weights, before, strict=True)
+    )
 
 
 def test_a_head_that_would_answer_otherwise_is_left_alone() -> None:
