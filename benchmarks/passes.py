@@ -3,9 +3,10 @@
     python benchmarks/passes.py --before 4ed1c00
 
 Both trees are measured by this script, in turns, each time in processes of their own: a step of training, comparing a
-new task with twenty earlier ones, writing a bundle of forty tasks, making a cold task ready, one prediction from a PNG
+new task with ten earlier ones, writing a bundle of forty tasks, making a cold task ready, one prediction from a PNG
 file, the start of commands, the first answer of a server. Networks are those of the targets; data and masks are made up
-(masks of neighbouring tasks differ a little, as they do when scores are carried on). Given are medians over rounds, and
+(masks of neighbouring tasks differ a little, as they do when scores are carried on). Everything has one thread, so that
+other work on the machine delays both sides alike. Given are medians over rounds, and
 of each round the ratio.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -42,7 +44,7 @@ from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.properties import any_free_port
 
 ROOT = Path(__file__).parent.parent
-EARLIER = 20  # tasks a new one is compared with
+EARLIER = 10  # tasks a new one is compared with
 BUNDLED = 40
 STEPS = {"fcn3": 60, "resnet18": 4}
 # What the profiler showed of each stage, and what was done about it.
@@ -52,8 +54,8 @@ FOUND = {
         "of torch's own, and what lies near the threshold is found eight values at a time"
     ),
     "a step of resnet18, batch 64": "convolutions take nine tenths: nothing to gain around them",
-    "comparing with 20 tasks": (
-        "passes through 20 sub-networks; 64 items at a time in the place of 256 stay near the processor"
+    "comparing with 10 tasks": (
+        "passes through 10 sub-networks; 64 items at a time in the place of 256 stay near the processor"
     ),
     "writing a bundle of 40 tasks": "two thirds went into running sums over bits; ones are counted group by group now",
     "a cold task": "converting bits to numbers; eight numbers are looked up for every byte of a mask now",
@@ -95,7 +97,7 @@ def comparing() -> float:
         seen = seen_by_head(network, Items(items[:300], labels), name)
         signatures = comparer.original(items[:300]), comparer.learned(items[:300], name)
         portraits[name] = Portrait(*signatures, describe_inputs(seen, len(classes), 0.99))
-    return several(lambda: comparer.compare(items[300:], portraits), 2)
+    return several(lambda: comparer.compare(items[300:], portraits), 1)
 
 
 def bundling() -> float:
@@ -157,11 +159,10 @@ def one_side() -> dict[str, float]:
 
 
 def side_of(tree: Path) -> dict[str, float]:
-    """The same in a process that imports the package from a tree."""
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
-    done = subprocess.run(
-        [sys.executable, __file__, "--side"], check=True, env=environment, stdout=subprocess.PIPE, text=True
-    )
+    """The same in a process that takes the package, and what benchmarks share, from a tree."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(tree / "benchmarks" / Path(__file__).name), "--side"]
+    done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(done.stdout)
     return found
 
@@ -179,6 +180,7 @@ def main(say: Callable[[str], None]) -> None:
         before = Path(directory) / "before"
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(before), arguments.before], check=True)
+        shutil.copy(__file__, before / "benchmarks")
         try:
             rounds = [(side_of(before), side_of(ROOT)) for _ in range(arguments.rounds)]
         finally:
