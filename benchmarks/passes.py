@@ -57,7 +57,7 @@ FOUND = {
     "comparing with 10 tasks": (
         "passes through 10 sub-networks; 64 items at a time in the place of 256 stay near the processor"
     ),
-    "writing a bundle of 40 tasks": "two thirds went into running sums over bits; ones are counted group by group now",
+    "writing a bundle of 40 tasks": "running sums over bits; ones are counted group by group now",
     "a cold task": "converting bits to numbers; eight numbers are looked up for every byte of a mask now",
     "a prediction from a PNG file": "onnxruntime takes nearly all of it",
     "etcl --help": "imports of typer and rich",
