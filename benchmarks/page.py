@@ -156,7 +156,7 @@ def passes() -> Iterator[str]:
     yield words(HERE / "passes.py")
     yield "\n| stage | before | after | ratio | what the profiler showed, and what changed |\n|---|---|---|---|---|"
     for stage, row in about["result"].items():
-        times = (f"{1000 * row[side]:.3g} ms" for side in ("before", "after"))
+        times = (f"{number(1000 * row[side])} ms" for side in ("before", "after"))
         spread = f"{row['ratio']:.2f} ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})"
         yield cells(stage, *times, spread, row["found"])
     yield circumstances(about)
