@@ -127,8 +127,8 @@ def prediction() -> float:
 def etcl(*words: object) -> float:
     """Seconds a command takes."""
     began = time.perf_counter()
-    command = [sys.executable, "-P", "-m", "etcl_deploy", *map(str, words)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "etcl_deploy", *map(str, words)]
+    subprocess.run(command, check=True, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return time.perf_counter() - began
 
 

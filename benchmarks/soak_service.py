@@ -21,6 +21,7 @@ from soak_traffic import Ask, Known, MayAnswer, Retired, Workers, traffic
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.errors import EtclError
 from etcl_deploy.runtime.predictor import Predictor
+from etcl_deploy.serve.process import still_running
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server, known
 
@@ -237,7 +238,7 @@ class Service:
         if self.server:
             family = [self.server.process(), *workers_of(self.server)] if self.server.process() else []
             self._etcl.run("serve", "--name", NAME, "--model-store", self._store.folder, "--stop")
-            left = [process.pid for process in family if process and process.is_running()]
+            left = [process.pid for process in still_running([process for process in family if process], 0)]
             self._book.check(not left, f"still running: {left}")
             self._book.check(not Path(self.server.temporary).exists(), "the server's temporary folder is left")
             self.server = None

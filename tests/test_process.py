@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import venv
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -208,6 +210,21 @@ def test_a_process_that_ended_is_not_waited_for_though_the_system_lists_it() -> 
         running.wait()
         ended.wait()
     assert still_running([listed, other], 0) == []
+
+
+def test_what_is_stopped_leaves_a_newer_server_its_record(tmp_path: Path) -> None:
+    """While one ends, for seconds, another may be started under its name: its record and tokens are not the old one's."""
+    directory = tmp_path / "servers" / "name"
+    directory.mkdir(parents=True)
+    old = Server("name", str(directory), 8080, 1, 0.0, str(tmp_path / "old"), 1, pushes=False)  # process 1 is another
+    new = replace(old, temporary=str(tmp_path / "new"))
+    for server, left in ((old, True), (new, False)):
+        (directory / "server.json").write_text(json.dumps(asdict(new)))
+        new.token_file.write_text("{}")
+        assert not stop(server)
+        assert (find("name", tmp_path) == new) is left and new.token_file.exists() is left
+    shutil.rmtree(tmp_path / "servers")
+    assert not stop(old), "and where somebody removed all of it there is nothing to do"
 
 
 def test_a_taken_port_is_found_before_starting() -> None:

@@ -17,6 +17,7 @@ import torch
 
 from etcl_deploy.learn.directory import Stored, load
 from etcl_deploy.learn.ranks import Ranks
+from etcl_deploy.serve.process import still_running
 
 
 def start(processes: int, *words: object) -> subprocess.Popen[str]:
@@ -105,7 +106,7 @@ def test_a_process_that_dies_ends_the_others_and_all_of_it_goes_on(tmp_path: Pat
     _, err = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "another process of this run has ended; start all of them again with --resume" in err
-    assert not any(psutil.pid_exists(child.pid) and child.is_running() for child in learning)
+    assert not still_running(learning, 10)
 
     finish(start(2, "train", "--run", run, "--resume", "--device", "cpu"))
     assert load(run).digest == load(tmp_path / "whole").digest

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,7 +94,8 @@ def joined(kind: str) -> Iterator[Ranks]:
         yield Ranks(dist.get_rank(), size, kind)
     except RunError:
         # Where one process has ended torchrun asks the others to. This one is about to, and to say why.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise
     finally:
         dist.destroy_process_group()

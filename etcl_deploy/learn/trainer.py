@@ -24,6 +24,8 @@ from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task import Images, Items, Task, load
 
+CHECKED = 256  # items whose answers must be finite once a task is learned
+
 
 def learn_sequence(
     network: MaskedNetwork,
@@ -213,7 +215,7 @@ def _warnings(method: Method, training: Items, validation: Items) -> list[str]:
 def _check_finite(network: MaskedNetwork, training: Items, options: Learning, task: Task) -> None:
     """The last step may have broken what the loss did not yet show."""
     with torch.no_grad():
-        answers = network(load(training.images, torch.arange(len(training))[:EVALUATION_BATCH]).to(network.device))
+        answers = network(load(training.images, torch.arange(len(training))[:CHECKED]).to(network.device))
     if not all(bool(values.isfinite().all()) for values in (answers, *network.parameters())):
         raise diverged(task.name, options, "its weights or answers are not finite")
 

@@ -75,7 +75,7 @@ def _accuracy(summary: Mapping[str, Any]) -> Section:
     )
     head = ["task", *(f"after {number + 1}" for number in range(len(names)))]
     rows = [
-        [f"{task + 1} {name}", *("" if n < task else shown(matrix[n][task], "{:.1f}") for n in range(len(matrix)))]
+        [f"{task + 1} {name}", *("" if n < task else shown(matrix[n][task]) for n in range(len(matrix)))]
         for task, name in enumerate(names)
     ]
     lead = "Test accuracy of every task after each one was learned. A row that fades would be forgetting."

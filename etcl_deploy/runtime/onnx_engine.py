@@ -152,7 +152,7 @@ class OnnxEngine:
         count = len(self._source)
         whole = count - count % 8
         np.take(EIGHT, bits[: whole // 8], axis=0, out=buffer[:whole].reshape(-1, 8), mode="wrap")
-        buffer[whole:count] = EIGHT[bits[-1], : count - whole]
+        buffer[whole:count] = EIGHT[bits[whole // 8 :]].ravel()[: count - whole]
         tiles = numbers[self._tiles]
         for part in self._parts:
             found = buffer[part.span]

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -23,7 +23,7 @@ from etcl_deploy.errors import ServeError
 from etcl_deploy.serve.java import find_java
 from etcl_deploy.serve.keeper import PID_FILE, keeper_of
 from etcl_deploy.serve.properties import cores, render
-from etcl_deploy.serve.server import RECORD, START_SECONDS, Server, check_not_running, folder_of
+from etcl_deploy.serve.server import RECORD, START_SECONDS, Server, check_not_running, folder_of, recorded
 
 STOP_SECONDS = 20
 METRICS, PROPERTIES = "metrics.yaml", "config.properties"
@@ -96,8 +96,11 @@ def stop(server: Server) -> bool:
                 survivor.kill()
         still_running(survivors, STOP_SECONDS)
     shutil.rmtree(server.temporary, ignore_errors=True)
-    (Path(server.directory) / RECORD).unlink(missing_ok=True)
-    server.token_file.unlink(missing_ok=True)
+    directory = Path(server.directory)
+    with atomic.locked(directory.parent, wait=True) if directory.is_dir() else nullcontext():
+        if recorded(directory) == server:  # and not one that was started while this one ended
+            (directory / RECORD).unlink()
+            server.token_file.unlink(missing_ok=True)
     return process is not None
 
 
