@@ -213,7 +213,7 @@ def test_a_process_that_ended_is_not_waited_for_though_the_system_lists_it() -> 
 
 
 def test_what_is_stopped_leaves_a_newer_server_its_record(tmp_path: Path) -> None:
-    """While one ends, for seconds, another may be started under its name: its record and tokens are not the old one's."""
+    """While one ends, for seconds, another may be started under its name: record and tokens are then the other's."""
     directory = tmp_path / "servers" / "name"
     directory.mkdir(parents=True)
     old = Server("name", str(directory), 8080, 1, 0.0, str(tmp_path / "old"), 1, pushes=False)  # process 1 is another
