@@ -96,14 +96,12 @@ def serve_bundle(path: Path, name: str, model_store: Path, wishes: Wishes) -> Se
     bundle = load_bundle(path)
     for task in wishes.pinned:
         bundle.task(task)
-    settings, data = wishes.settings(), b""
-
-    def prepare() -> None:  # both of one moment: the file may be replaced while another server is started
-        nonlocal data
-        archive(path, name, model_store, settings)
-        data = path.read_bytes()
-
-    server = start(name, model_store, wishes.port, settings["minWorkers"], pushes=wishes.pushes, prepare=prepare)
+    settings, data = wishes.settings(), path.read_bytes()
+    server = start(
+        *(name, model_store, wishes.port, settings["minWorkers"]),
+        pushes=wishes.pushes,
+        prepare=lambda: archive(path, name, model_store, settings),
+    )
     try:
         atomic.write_bytes(server.bundle, data)
     except BaseException:
