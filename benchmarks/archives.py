@@ -24,9 +24,9 @@ from dense import write_dense
 from record import write_result
 from served import apply_load, images, order_of, pss, requests_for, show, workers_of, write_made
 
+from etcl_deploy.core.pixels import png
 from etcl_deploy.deploy import Wishes
 from etcl_deploy.export.to_mar import archive
-from etcl_deploy.runtime.images import png
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server

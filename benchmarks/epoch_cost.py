@@ -20,9 +20,9 @@ from record import read_options, write_result
 
 from etcl_deploy.build import build_network
 from etcl_deploy.config import Learning
+from etcl_deploy.core.task import Task
 from etcl_deploy.learn.events import Event, TaskDone, TaskStarted
 from etcl_deploy.learn.run import Run
-from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.origins import find_tasks
 from etcl_deploy.settings import load_recipe

@@ -32,8 +32,8 @@ from etcl_deploy.bundle import format
 from etcl_deploy.bundle.bundle import load_bundle, to_bytes
 from etcl_deploy.bundle.delta import apply_delta
 from etcl_deploy.bundle.layout import Layout
+from etcl_deploy.core.plan import Plan
 from etcl_deploy.errors import BundleError
-from etcl_deploy.plan import Plan
 from etcl_deploy.runtime.predictor import Predictor
 
 TESTS = Path(__file__).parent.parent / "tests"

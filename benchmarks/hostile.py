@@ -34,9 +34,9 @@ from record import read_options, write_result
 from served import apply_load, images, plain_scores, pss, requests_for, workers_of, write_made
 
 from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.core.pixels import png
 from etcl_deploy.deploy import Wishes
 from etcl_deploy.export.to_mar import archive
-from etcl_deploy.runtime.images import png
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server

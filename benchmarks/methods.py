@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from record import RESULTS, circumstances
 
-from etcl_deploy.atomic import locked, write_bytes
 from etcl_deploy.compare import RECORD, Comparison, compare
 from etcl_deploy.config import Config
+from etcl_deploy.core.atomic import locked, write_bytes
 from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.learn.metrics import forward_transfer

@@ -18,11 +18,11 @@ from torch import Tensor
 from etcl_deploy.bundle.bundle import Bundle, BundledTask, to_bytes
 from etcl_deploy.bundle.layout import Layout, split
 from etcl_deploy.bundle.precision import reduced_head
+from etcl_deploy.core.operations import NORMS, normalize, weigh
+from etcl_deploy.core.pixels import png
+from etcl_deploy.core.plan import Step
+from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.learn.backbones import BACKBONES
-from etcl_deploy.operations import NORMS, normalize, weigh
-from etcl_deploy.plan import Step
-from etcl_deploy.preprocessing import Preprocessing
-from etcl_deploy.runtime.images import png
 from etcl_deploy.serve.server import Server
 
 CLASSES = tuple(f"class {number}" for number in range(10))

@@ -26,6 +26,8 @@ from record import measure_once, measured, read_options, write_result
 
 from etcl_deploy.build import build_network
 from etcl_deploy.config import Config, Similarity
+from etcl_deploy.core.preprocessing import Preprocessing
+from etcl_deploy.core.task import Task
 from etcl_deploy.data.inventory import data_root, read_data_set
 from etcl_deploy.data.sequences import make_sequence, permuted
 from etcl_deploy.data.source import Part, Source
@@ -33,9 +35,7 @@ from etcl_deploy.learn.lesson import seeded
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.portrait import Comparer, sample
 from etcl_deploy.learn.similarity import DISTANCES, RULES
-from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence
-from etcl_deploy.preprocessing import Preprocessing
 
 PREPROCESSING = Preprocessing(28, 28, 1, 0.5, 0.5)
 ITEMS = 700  # of every task to learn from; it has 100 more to be measured by

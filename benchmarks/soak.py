@@ -33,9 +33,9 @@ from soak_learner import SETTINGS, Learner
 from soak_service import WORKERS, Service
 from soak_traffic import CONNECTIONS, RATE
 
+from etcl_deploy.core.pixels import png
 from etcl_deploy.data.digits import digits
 from etcl_deploy.errors import EtclError
-from etcl_deploy.runtime.images import png
 
 IMAGES = 10
 STORE_BYTES, DISK_BYTES = 256 << 20, 16 << 20

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from etcl_deploy.bundle.bundle import Bundle, load_bundle
     from etcl_deploy.config import Learning
+    from etcl_deploy.core.plan import Plan
+    from etcl_deploy.core.prediction import Prediction
+    from etcl_deploy.core.preprocessing import Preprocessing
+    from etcl_deploy.core.task import Task
     from etcl_deploy.errors import EtclError
     from etcl_deploy.learn.network import MaskedNetwork
     from etcl_deploy.learn.run import Run
-    from etcl_deploy.learn.task import Task
     from etcl_deploy.learn.trace import mask_network
     from etcl_deploy.learn.trainer import learn_sequence
-    from etcl_deploy.plan import Plan
-    from etcl_deploy.prediction import Prediction
-    from etcl_deploy.preprocessing import Preprocessing
     from etcl_deploy.runtime.predictor import Predictor
 
 # In a checkout export/ and handlers/ stand beside this folder; installed they are inside it.
@@ -46,12 +46,12 @@ _HOMES = {
     "EtclError": "errors",
     "Learning": "config",
     "MaskedNetwork": "learn.network",
-    "Plan": "plan",
-    "Prediction": "prediction",
+    "Plan": "core.plan",
+    "Prediction": "core.prediction",
     "Predictor": "runtime.predictor",
-    "Preprocessing": "preprocessing",
+    "Preprocessing": "core.preprocessing",
     "Run": "learn.run",
-    "Task": "learn.task",
+    "Task": "core.task",
     "learn_sequence": "learn.trainer",
     "load_bundle": "bundle.bundle",
     "mask_network": "learn.trace",

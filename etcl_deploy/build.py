@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from etcl_deploy.config import Config
+from etcl_deploy.core.plan import PlanError
+from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import ConfigError
 from etcl_deploy.learn.backbones import BACKBONES
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.trace import mask_network
-from etcl_deploy.plan import PlanError
-from etcl_deploy.preprocessing import Preprocessing
 
 
 def preprocessing_of(config: Config) -> Preprocessing:

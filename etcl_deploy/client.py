@@ -21,8 +21,8 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
+from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import RequestError, ServerUnavailableError, TokenError
-from etcl_deploy.prediction import Prediction
 from etcl_deploy.wire import KEY_FILE, Answer, Image, checked_token, checked_url, encode, read, read_token
 
 CONNECT_SECONDS = 5.0

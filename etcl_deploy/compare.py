@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from etcl_deploy import atomic
-from etcl_deploy.atomic import locked
 from etcl_deploy.config import Config
+from etcl_deploy.core import atomic
+from etcl_deploy.core.atomic import locked
 from etcl_deploy.errors import LearningError, RunError
 from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.events import Report

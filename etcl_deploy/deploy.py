@@ -9,20 +9,20 @@ from typing import Any
 
 import httpx
 
-from etcl_deploy import atomic
-from etcl_deploy.atomic import check_replaceable
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
 from etcl_deploy.bundle.delta import apply_delta
 from etcl_deploy.bundle.format import kind_of
 from etcl_deploy.config import Config
+from etcl_deploy.core import atomic
+from etcl_deploy.core.atomic import check_replaceable
+from etcl_deploy.core.pixels import png
+from etcl_deploy.core.task import Items, parts
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.parity import seeded_images
 from etcl_deploy.export.to_bundle import bundle_of, with_accuracies
 from etcl_deploy.export.to_mar import archive, archive_version, archive_waiting, check_name, settings_of
 from etcl_deploy.learn.metrics import percent_right
 from etcl_deploy.learn.run import Run
-from etcl_deploy.learn.task import Items, parts
-from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.process import start, stop
 from etcl_deploy.serve.properties import DEFAULT_PORT, HOST, check_ports, default_workers

@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from etcl_deploy import atomic
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
+from etcl_deploy.core import atomic
 from etcl_deploy.data.own import read_own
 from etcl_deploy.errors import EtclError, ExportError
 from etcl_deploy.export.to_multitask import MultitaskReport, export_multitask

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from etcl_deploy.core.prediction import Prediction
+from etcl_deploy.core.preprocessing import ONES, Preprocessing
 from etcl_deploy.errors import BadImageError, ModelError, UnknownTaskError
-from etcl_deploy.prediction import Prediction
-from etcl_deploy.preprocessing import ONES, Preprocessing
 
 AT_ONCE = 64  # images that are prepared and run together
 EXTERNAL = b"\x0a\x08location"  # how a tensor says that it lies in another file
@@ -69,13 +69,13 @@ class Model:
         """uint8 `[height, width, channels]` from an image file, its bytes, a Pillow image, or pixels from 0 to 255."""
         shape = self.preprocessing.shape
         if isinstance(source, str | bytes | bytearray | Path) or hasattr(source, "getexif"):  # Pillow may be missing
-            from etcl_deploy.pictures import read_picture
+            from etcl_deploy.core.pictures import read_picture
 
             return np.frombuffer(read_picture(source, self.preprocessing), np.uint8).reshape(shape)
         pixels = _pixels(source)
         if pixels.shape == shape:
             return pixels
-        from etcl_deploy.pictures import MAX_PIXELS, resize_pixels
+        from etcl_deploy.core.pictures import MAX_PIXELS, resize_pixels
 
         data = resize_pixels(pixels.tobytes(), pixels.shape, self.preprocessing, MAX_PIXELS)
         return np.frombuffer(data, np.uint8).reshape(shape)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from etcl_deploy.build import preprocessing_of
 from etcl_deploy.config import Config
+from etcl_deploy.core.task import Task, parts
 from etcl_deploy.data.inventory import data_root, read_data_set
 from etcl_deploy.data.own import read_own
 from etcl_deploy.data.sequences import count_of, make_sequence
 from etcl_deploy.data.source import Source
 from etcl_deploy.errors import DataError
 from etcl_deploy.learn.directory import Origin, Stored
-from etcl_deploy.learn.task import Task, parts
 
 EACH = 1024  # items of a task that are looked at together
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import httpx
 
+from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import ClientError, RequestError, TokenError, shortened
-from etcl_deploy.prediction import Prediction
 
 KEY_FILE = "key_file.json"  # where TorchServe writes its tokens
 

@@ -11,8 +11,8 @@ import onnxruntime
 import torch
 from torch import Tensor
 
+from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import ExportError, ParityError
-from etcl_deploy.preprocessing import Preprocessing
 from etcl_deploy.runtime.engine import relative_difference
 from etcl_deploy.runtime.subnet import Subnet
 

@@ -16,8 +16,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from etcl_deploy.operations import OPERATIONS, both
-from etcl_deploy.plan import INPUT, Plan, Step
+from etcl_deploy.core.operations import OPERATIONS, both
+from etcl_deploy.core.plan import INPUT, Plan, Step
 from etcl_deploy.runtime.subnet import Subnet
 
 TOGETHER = 16  # channels that a processor computes at a time

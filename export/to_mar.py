@@ -22,8 +22,8 @@ from typing import Any
 
 import yaml
 
-from etcl_deploy import atomic
 from etcl_deploy.bundle.bundle import load_bundle, to_bytes
+from etcl_deploy.core import atomic
 from etcl_deploy.errors import ExportError
 
 BUNDLE_NAME = "bundle.etcl"
@@ -33,13 +33,8 @@ VERSION = "1.0"
 # What the handler imports, and what that imports: no trainer, no data readers, no config.
 CARRIED = (
     "__init__",
-    "atomic",
     "errors",
-    "operations",
-    "pictures",
-    "plan",
-    "prediction",
-    "preprocessing",
+    "core",
     "bundle",
     "runtime",
 )

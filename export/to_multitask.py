@@ -16,10 +16,12 @@ import torch
 from onnx import TensorProto, helper
 from torch import Tensor
 
-from etcl_deploy import atomic
 from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.bundle.codec import pack
 from etcl_deploy.bundle.layout import split
+from etcl_deploy.core import atomic
+from etcl_deploy.core.plan import Plan
+from etcl_deploy.core.task import load
 from etcl_deploy.export.forms import BITS, halved
 from etcl_deploy.export.parity import (
     LIMITS,
@@ -32,8 +34,6 @@ from etcl_deploy.export.parity import (
     session,
 )
 from etcl_deploy.export.to_onnx import Examples, Form, metadata, write_checked
-from etcl_deploy.learn.task import load
-from etcl_deploy.plan import Plan
 from etcl_deploy.runtime.operators import Graph, as_model, write_network
 from etcl_deploy.runtime.subnet import Folding, materialize, select
 

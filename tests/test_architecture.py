@@ -1,4 +1,4 @@
-"""What may import what, read from the source. A room imports only from rooms below its own."""
+"""What may import what, read from the source: each folder is a layer."""
 
 from __future__ import annotations
 
@@ -12,49 +12,55 @@ import etcl_deploy
 from etcl_deploy.export.to_mar import CARRIED
 from etcl_deploy.settings import tomllib
 
-# Lowest first. A module belongs to the longest prefix that fits; modules of one line do not see each other,
-# except within one room.
-ROWS: list[list[str]] = [
-    ["errors", "prediction"],
-    ["atomic", "config", "operations", "templates", "wire"],
-    ["client", "settings", "plan", "preprocessing", "bundle.codec"],
-    [
-        "learn.masks",
-        "learn.chooser",
-        "learn.metrics",
-        "learn.projection",
-        "learn.augment",
-        "learn.task",
-        "learn.ranks",
-        "learn.draft",
-    ],
-    ["pictures"],
-    ["edge"],
-    ["learn.similarity"],
-    ["learn.workspace"],
-    ["learn.layers", "learn.norms", "learn.backbones"],
-    ["learn.state"],
-    ["learn.network"],
-    ["bundle"],
-    ["runtime"],
-    ["learn", "data", "export", "handlers", "serve"],
-    ["build", "deploy", "devices", "doctor", "logs", "web"],
-    ["origins"],
-    ["train"],
-    ["demo", "compare"],
-    ["render"],
-    ["bench", "progress", "report"],
-    ["commands"],
-    ["cli"],
-    ["__main__"],
-]
-ROW = {room: number for number, rooms in enumerate(ROWS) for room in rooms}
+# A folder imports only from folders with a smaller number; folders with equal numbers do not see each other.
+LAYERS = {
+    "top": 0,  # errors, config, settings
+    "recipes": 0,
+    "core": 1,
+    "network": 2,
+    "bundle": 2,
+    "client": 2,
+    "edge": 2,
+    "wire": 1.5,
+    "runtime": 3,
+    "learn": 3.5,
+    "data": 4,
+    "export": 4,
+    "handlers": 4,
+    "build": 4.1,
+    "logs": 4.1,
+    "deploy": 5.1,
+    "devices": 5.1,
+    "web": 5,
+    "origins": 5,
+    "train": 5.5,
+    "runs": 5,
+    "serve": 5,
+    "doctor": 5.2,
+    "demo": 6,
+    "compare": 6,
+    "render": 6.5,
+    "progress": 7,
+    "report": 7,
+    "bench": 7,
+    "commands": 8,
+    "cli": 9,
+    "__main__": 10,
+}
 PURE = [
-    *("operations", "plan", "bundle.codec", "bundle.coded", "bundle.entropy", "bundle.values", "bundle.layout"),
+    *(
+        "core.operations",
+        "core.plan",
+        "bundle.codec",
+        "bundle.coded",
+        "bundle.entropy",
+        "bundle.values",
+        "bundle.layout",
+    ),
     *("bundle.precision", "learn.masks", "learn.metrics"),
     *("learn.projection", "learn.augment", "learn.similarity"),
 ]
-DOORS = ROW["learn"]  # the row from which on the config may be read
+READS_CONFIG = 3.5  # the first layer that may read the config; below it a function takes the values it uses
 
 
 def sources() -> dict[str, Path]:
@@ -70,9 +76,10 @@ def sources() -> dict[str, Path]:
 SOURCES = sources()
 
 
-def room(module: str) -> str:
-    """The room a module belongs to."""
-    return max((r for r in ROW if module == r or module.startswith(f"{r}.")), key=len)
+def folder(module: str) -> str:
+    """The folder a module lies in, or the file if it stands alone."""
+    first = module.split(".")[0]
+    return "top" if first in ("errors", "config", "settings") else first
 
 
 def imports(path: Path, *, top_only: bool = False) -> set[str]:
@@ -100,14 +107,14 @@ def own(path: Path) -> set[str]:
     return {name.removeprefix("etcl_deploy.") for name in found} & SOURCES.keys()
 
 
-@pytest.mark.parametrize("module", [name for name in SOURCES if name != "recipes"])
-def test_rooms_import_only_from_below(module: str) -> None:
-    """And only the top two rows read the config."""
-    here = room(module)
+@pytest.mark.parametrize("module", SOURCES)
+def test_folders_are_layers(module: str) -> None:
+    """A folder imports only from folders below it, and only the upper layers read the config."""
+    here = folder(module)
     for other in own(SOURCES[module]):
-        there = room(other)
-        assert ROW[there] < ROW[here] or there == here, f"{module} must not import {other}"
-        reads = ROW[here] >= DOORS or here == "settings"
+        there = folder(other)
+        assert here == there or LAYERS[there] < LAYERS[here], f"{module} must not import {other}"
+        reads = here == "top" or LAYERS[here] >= READS_CONFIG
         assert other != "config" or reads, f"{module} must not read the config"
 
 

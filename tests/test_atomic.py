@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from etcl_deploy import atomic
+from etcl_deploy.core import atomic
 from etcl_deploy.errors import EtclError
 
 # Ends without a word, or with a full disk, before or after the n-th call that touches the disk, or in the middle of a
@@ -18,7 +18,7 @@ from etcl_deploy.errors import EtclError
 CHILD = """
 import os, sys
 from pathlib import Path
-from etcl_deploy import atomic
+from etcl_deploy.core import atomic
 
 path, data, last, how = Path(sys.argv[1]), Path(sys.argv[2]).read_bytes(), int(sys.argv[3]), sys.argv[4]
 calls = 0

@@ -14,7 +14,7 @@ import torch
 from conftest import ETCL, Learned
 from PIL import Image
 
-from etcl_deploy.runtime.images import png
+from etcl_deploy.core.pixels import png
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import find
 

@@ -23,10 +23,10 @@ from conftest import Learned
 from etcl_deploy import client as module
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
 from etcl_deploy.client import AsyncClient, Client
+from etcl_deploy.core.pixels import png
+from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import ClientError, EtclError, RequestError, ServerUnavailableError, TokenError
 from etcl_deploy.export.to_mar import archive
-from etcl_deploy.prediction import Prediction
-from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port

@@ -12,12 +12,12 @@ import pytest
 from conftest import Learned
 from PIL import Image
 
+from etcl_deploy.core.pixels import png
 from etcl_deploy.edge import Model
 from etcl_deploy.errors import BadImageError, ModelError, UnknownTaskError
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_multitask import export_multitask
 from etcl_deploy.export.to_onnx import Form, export_task
-from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 
 

@@ -14,13 +14,13 @@ from browsing import CHROMIUM, served_folder, started_browser
 from conftest import Learned
 from torch import Tensor
 
+from etcl_deploy.core.pixels import png
 from etcl_deploy.edge import Model
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.export.to_multitask import export_multitask
 from etcl_deploy.export.to_onnx import Form, export_task
 from etcl_deploy.learn.trainer import predict
-from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port

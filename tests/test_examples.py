@@ -20,8 +20,8 @@ from conftest import ROOT, Learned
 from PIL import Image
 
 import etcl_deploy
-from etcl_deploy.prediction import Prediction
-from etcl_deploy.runtime.images import png
+from etcl_deploy.core.pixels import png
+from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.properties import any_free_port
 

@@ -7,17 +7,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT
 from sklearn.datasets import load_digits
-from test_architecture import ROW, SOURCES, room
+from test_architecture import SOURCES
 
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.config import Learning
@@ -34,7 +32,6 @@ from etcl_deploy.runtime.predictor import Predictor
 TEXT = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 PROSE = re.sub(r"^```.*?^```", "", TEXT, flags=re.DOTALL | re.MULTILINE)
 QUOTED = sorted(set(re.findall(r"`([^`\n]+)`", PROSE)))
-PICTURE = ROOT / "docs" / "pictures" / "architecture.svg"
 REGISTRIES: tuple[dict[str, Any], ...] = (BACKBONES, DATA_SETS, KINDS, METHODS)
 
 
@@ -157,47 +154,3 @@ def test_every_word_of_code_on_the_page_is_in_the_code() -> None:
     words = {name for name in QUOTED if re.fullmatch(r"\w+", name)}
     assert len(words) > 20
     assert not {word for word in words if not re.search(rf"\b{word}\b", code)}
-
-
-def test_every_room_is_on_the_page_and_in_the_picture() -> None:
-    """Whoever adds a folder or a module to the package says what it is for."""
-    package = ROOT / "etcl_deploy"
-    modules = {path.name for path in package.glob("*.py")} - {"__init__.py"}
-    folders = {f"{path.parent.relative_to(package)}/" for path in package.rglob("__init__.py")} - {"./"}
-    rooms = modules | folders | {"export/", "handlers/"}
-    assert not {name for name in rooms if f"`{name}`" not in TEXT}
-    drawn = {name.removesuffix("/") for row in rows_drawn() for name in row}
-    assert drawn == set(ROW)
-
-
-def test_the_picture_shows_the_rows_in_their_order() -> None:
-    """Whatever stands lower may be imported by what stands higher; and every box is a room."""
-    numbers = [[ROW[room(name.removesuffix("/"))] for name in row] for row in rows_drawn()]
-    for higher, lower in pairwise(numbers):
-        assert min(higher) > max(lower)
-    assert numbers == [sorted(row, reverse=True) for row in numbers]  # further right is further down
-    boxes = [text for text, kind in texts() if "name" in kind.split()]
-    assert len(boxes) > 10
-    for name in boxes:
-        assert name == "RUN/" or (ROOT / name).exists() or (ROOT / "etcl_deploy" / name).exists()
-
-
-def texts() -> list[tuple[str, str]]:
-    """Every text of the picture, and its class."""
-    found = ElementTree.parse(PICTURE).iter("{http://www.w3.org/2000/svg}text")
-    return [(text.text or "", text.get("class", "")) for text in found]
-
-
-def rows_drawn() -> list[list[str]]:
-    """The rooms of each row of the picture, the highest row first."""
-    space = "{http://www.w3.org/2000/svg}"
-    groups = [group for group in ElementTree.parse(PICTURE).iter(f"{space}g") if group.get("class") == "row"]
-    return [
-        [
-            name
-            for text in group.iter(f"{space}text")
-            if text.get("class") == "rooms"
-            for name in (text.text or "").split(" · ")
-        ]
-        for group in groups
-    ]

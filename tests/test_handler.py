@@ -21,12 +21,12 @@ from ts.context import Context, RequestProcessor
 from ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 
 from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.core.pixels import png
 from etcl_deploy.errors import CacheError
 from etcl_deploy.handlers import etcl_handler
 from etcl_deploy.handlers.etcl_handler import EtclHandler
 from etcl_deploy.runtime import engine as engines
 from etcl_deploy.runtime import meter
-from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 
 

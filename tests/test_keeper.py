@@ -17,9 +17,9 @@ from test_push import IMAGE
 
 from etcl_deploy.bundle.bundle import save, to_bytes
 from etcl_deploy.client import RENEWAL_TRIES, Client
+from etcl_deploy.core.pixels import png
 from etcl_deploy.deploy import Wishes, serve_bundle
 from etcl_deploy.errors import ServeError, TokenError
-from etcl_deploy.runtime.images import png
 from etcl_deploy.serve import keeper
 from etcl_deploy.serve import server as serve_server
 from etcl_deploy.serve.process import start_keeper, stop

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from etcl_deploy import mask_network
 from etcl_deploy.config import Learning, Similarity
+from etcl_deploy.core.task import Task
 from etcl_deploy.errors import LearningError
 from etcl_deploy.learn.events import EpochDone, Event, StepDone
 from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.methods.etcl import Etcl
 from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence
 
 BASE = Learning(epochs=4, batch_size=8, learning_rate=0.01, similarity=Similarity(similar="all"))

@@ -19,7 +19,7 @@ def test_an_archive_carries_bundle_handler_and_runtime(learned: Learned, tmp_pat
         names = set(opened.namelist())
         assert opened.read("bundle.etcl") == to_bytes(learned.bundle, "packed"), "a server maps its masks"
     assert {"etcl_handler.py", "model-config.yaml", "MAR-INF/MANIFEST.json"} <= names
-    assert {"etcl_deploy/runtime/predictor.py", "etcl_deploy/plan.py"} <= names
+    assert {"etcl_deploy/runtime/predictor.py", "etcl_deploy/core/plan.py"} <= names
     assert not [name for name in names if "learn/" in name or "data/" in name or name.endswith((".pt", ".pkl"))]
     assert [p.name for p in (tmp_path / "store").iterdir()] == ["digits.mar"]
 

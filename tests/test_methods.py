@@ -18,6 +18,7 @@ from torch import Tensor
 from etcl_deploy.build import build_network
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.config import Config, Learning, Similarity, Transfer
+from etcl_deploy.core.task import Task
 from etcl_deploy.deploy import bundle_run
 from etcl_deploy.errors import ConfigError, ExportError
 from etcl_deploy.export.to_onnx import export_task
@@ -28,7 +29,6 @@ from etcl_deploy.learn.methods import METHODS, Assignment
 from etcl_deploy.learn.methods.dense import Ewc
 from etcl_deploy.learn.methods.hat import masks_of, unit_chains
 from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.task import Task
 from etcl_deploy.learn.trainer import learn_sequence, predict
 from etcl_deploy.runtime.predictor import Predictor
 

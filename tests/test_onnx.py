@@ -9,11 +9,11 @@ import pytest
 import torch
 from conftest import Learned
 
+from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import EtclError, ParityError, UnknownTaskError
 from etcl_deploy.export.parity import seeded_images, session
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.trainer import predict
-from etcl_deploy.preprocessing import Preprocessing
 from etcl_deploy.runtime import operators
 from etcl_deploy.runtime.operators import Graph
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
+from etcl_deploy.core.preprocessing import Preprocessing
+from etcl_deploy.core.task import Task
 from etcl_deploy.data.own import read_own
 from etcl_deploy.errors import DataError
-from etcl_deploy.learn.task import Task
-from etcl_deploy.preprocessing import Preprocessing
 
 
 def draw(path: Path, shade: int, mode: str = "L", size: tuple[int, int] = (12, 9)) -> None:

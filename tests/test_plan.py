@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from etcl_deploy.core.operations import weigh
+from etcl_deploy.core.plan import Plan, PlanError, Step
 from etcl_deploy.learn.backbones import BACKBONES, resnet18
-from etcl_deploy.operations import weigh
-from etcl_deploy.plan import Plan, PlanError, Step
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))

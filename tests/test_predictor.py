@@ -8,9 +8,9 @@ import torch
 from conftest import Learned
 
 from etcl_deploy.bundle.layout import split
+from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import BadImageError, BundleError, UnknownTaskError
 from etcl_deploy.learn.trainer import predict
-from etcl_deploy.prediction import Prediction
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.runtime.subnet import materialize
 

@@ -24,9 +24,9 @@ from packaging.requirements import Requirement
 
 from etcl_deploy import deploy
 from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.core.pixels import png
 from etcl_deploy.errors import EtclError, ExportError, ServeError
 from etcl_deploy.export.to_mar import archive
-from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve import java, process
 from etcl_deploy.serve.process import serving, start, still_running, stop

@@ -10,6 +10,8 @@ import pytest
 import torch
 from conftest import Learned
 
+from etcl_deploy.core.pixels import png
+from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import (
     BadImageError,
     EtclError,
@@ -18,8 +20,6 @@ from etcl_deploy.errors import (
     TooLargeError,
     UnsupportedMediaError,
 )
-from etcl_deploy.prediction import Prediction
-from etcl_deploy.runtime.images import png
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.runtime.requests import MAX_INSTANCES, Request, answer, error_body, read_request, status_of
 

@@ -13,13 +13,13 @@ import torch
 from test_readers import write_cifar, write_idx, write_leaf
 
 from etcl_deploy.config import Config
+from etcl_deploy.core.task import Task
 from etcl_deploy.data.catalog import DATA_SETS, IDX_NAMES
 from etcl_deploy.data.inventory import check_recipe, data_root, list_recipes, place_of, read_data_set
 from etcl_deploy.data.sequences import data_of, make_sequence, sequence_of
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import ConfigError, DataError, EtclError
 from etcl_deploy.learn.directory import load
-from etcl_deploy.learn.task import Task
 from etcl_deploy.origins import find_tasks
 from etcl_deploy.settings import load_recipe, recipe_names
 from etcl_deploy.train import train

@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 
 from etcl_deploy.config import Config
+from etcl_deploy.core.pixels import prepare
+from etcl_deploy.core.preprocessing import Preprocessing
+from etcl_deploy.core.task import Items
+from etcl_deploy.core.task import load as loaded
 from etcl_deploy.data.stored import ImageFiles
 from etcl_deploy.errors import DataError
 from etcl_deploy.learn.directory import load
-from etcl_deploy.learn.task import Items
-from etcl_deploy.learn.task import load as loaded
 from etcl_deploy.origins import digest, find_tasks
-from etcl_deploy.preprocessing import Preprocessing
-from etcl_deploy.runtime.images import prepare
 from etcl_deploy.train import resume, train
 
 SETTINGS = {"size": 8, "width": 4, "epochs": 2, "batch_size": 8, "similar": "all", "tasks": 2}

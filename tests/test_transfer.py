@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from etcl_deploy.config import Learning, Similarity, Transfer
+from etcl_deploy.core.task import Items, Task
 from etcl_deploy.learn.backward import improve_heads
 from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.forward import align, guide
@@ -20,7 +21,6 @@ from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.portrait import Portrait
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.state import TaskState
-from etcl_deploy.learn.task import Items, Task
 from etcl_deploy.learn.trainer import accuracy, learn_sequence, predict
 
 ALL_SIMILAR = Learning(epochs=3, batch_size=16, learning_rate=0.01, similarity=Similarity(similar="all"))

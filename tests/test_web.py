@@ -13,9 +13,9 @@ import pytest
 from browsing import needs_browser, needs_npm, served_folder, started_browser
 from conftest import Learned
 
+from etcl_deploy.core.pixels import png
 from etcl_deploy.edge import Model
 from etcl_deploy.errors import ExportError
-from etcl_deploy.runtime.images import png
 from etcl_deploy.web import runtime
 from etcl_deploy.web.site import write_site
 

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from etcl_deploy import atomic
 from etcl_deploy.bundle import format
 from etcl_deploy.bundle.codec import check_padding, first_owner, pack, packed_size
 from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.bundle.masks import CodedMasks, Masks, PackedMasks, code
 from etcl_deploy.bundle.precision import PRECISIONS, expand
 from etcl_deploy.bundle.sections import Sections, as_section, expect_keys, read_head, refusing, task_entries
+from etcl_deploy.core import atomic
+from etcl_deploy.core.plan import Plan
+from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import BundleError, UnknownTaskError
-from etcl_deploy.plan import Plan
-from etcl_deploy.preprocessing import Preprocessing
 
 ENCODINGS = ("coded", "packed")
 # With coded masks a network has at most FEW + SPARSEST * the bytes of its weights as many weights, and all tasks

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etcl_deploy import atomic
 from etcl_deploy.bundle import coded, format
 from etcl_deploy.bundle.bundle import Bundle, BundledTask, check_effort, load_bundle, to_bytes
 from etcl_deploy.bundle.coded import Owners
@@ -42,6 +41,7 @@ from etcl_deploy.bundle.sections import (
     refusing,
     task_entries,
 )
+from etcl_deploy.core import atomic
 from etcl_deploy.errors import BundleError
 
 

@@ -8,7 +8,7 @@ at a multiple of its own width. The header's `__metadata__` holds exactly one ke
 
 The number is the format. The manifest is JSON with sorted keys, no spaces, ASCII only. It has these keys:
 
-    backbone        {"name": text, "plan": the network as data, see `etcl_deploy.plan`}
+    backbone        {"name": text, "plan": the network as data, see `etcl_deploy.core.plan`}
     encoding        "packed" or "coded": how masks are kept
     precision       "fp32", "fp16" or "int8": what weights and heads are kept in
     preprocessing   {"height", "width", "channels", "mean", "std"}
@@ -39,7 +39,7 @@ file lacks; sections other than the ones above; anything after the last tensor; 
 that are not above 0; and what docs/bundle-format.md lists beside these, which says all of this at more length. The
 bundle's own digest is the manifest's, which covers all sections.
 
-What a reader may be asked to hold is bounded. Plans have limits (`etcl_deploy.plan`, `etcl_deploy.operations`); there
+What a reader may be asked to hold is bounded. Plans have limits (see `core.plan` and `core.operations`); there
 are at most 65,534 tasks of 100,000 classes; the header has at most 100 million bytes; a coded bundle has at most 2 **
 22 + 32 * the bytes of its weights as many weights, and times tasks 2 ** 34. Reading one task takes at most 64 MB, 3
 times the file, 64 times its header, 64 bytes for every weight and number of a head, and 64 for every task and step

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from etcl_deploy.plan import Plan
+from etcl_deploy.core.plan import Plan
 
 Shape = tuple[int, ...]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from etcl_deploy.bundle.format import DTYPES
 from etcl_deploy.bundle.precision import PRECISIONS
+from etcl_deploy.core.plan import Plan
 from etcl_deploy.errors import BundleError
-from etcl_deploy.plan import Plan
 
 MAX_CLASSES = 100_000
 MAX_TASKS = 65_534

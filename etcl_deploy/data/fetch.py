@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import httpx
 
-from etcl_deploy.atomic import locked
+from etcl_deploy.core.atomic import locked
 from etcl_deploy.data.dataset import DataSet, File
 from etcl_deploy.data.inventory import check_recipe, data_set
 from etcl_deploy.errors import DataError

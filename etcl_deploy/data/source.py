@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from etcl_deploy.core.pixels import prepare
+from etcl_deploy.core.preprocessing import Preprocessing
+from etcl_deploy.core.task import Task
 from etcl_deploy.data.stored import ImageFiles, read_file
 from etcl_deploy.errors import DataError
-from etcl_deploy.learn.task import Task
-from etcl_deploy.preprocessing import Preprocessing
-from etcl_deploy.runtime.images import prepare
 
 Pictures = np.ndarray | Sequence[Path]
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from etcl_deploy.core.pixels import prepare
+from etcl_deploy.core.preprocessing import Preprocessing
+from etcl_deploy.core.task import StoredImages
 from etcl_deploy.errors import DataError, InputError
-from etcl_deploy.learn.task import StoredImages
-from etcl_deploy.preprocessing import Preprocessing
-from etcl_deploy.runtime.images import prepare
 
 AHEAD = 2
 MOST_WORKERS = 8

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from etcl_deploy.core.plan import INPUT, Plan
 from etcl_deploy.learn.draft import Draft, Image
-from etcl_deploy.plan import INPUT, Plan
 
 
 def fcn3(image: Image, width: int = 100) -> Plan:

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from etcl_deploy.config import Transfer
+from etcl_deploy.core.task import Items
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
 from etcl_deploy.learn.metrics import percent_right
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.portrait import HeadInputs, Portrait, Seen, seen_by_head
 from etcl_deploy.learn.projection import outside
 from etcl_deploy.learn.state import Head, TaskState
-from etcl_deploy.learn.task import Items
 
 BATCH = 64
 DRAWS = 20  # a class, to hold an old head against its own answers

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from etcl_deploy.core.operations import Pair, Settings, Shape, fixed_windows
 from etcl_deploy.learn.draft import single
-from etcl_deploy.operations import Pair, Settings, Shape, fixed_windows
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,10 @@ from safetensors.torch import load as tensors_from_bytes
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
-from etcl_deploy import atomic
 from etcl_deploy.config import Config
+from etcl_deploy.core import atomic
+from etcl_deploy.core.plan import Plan, PlanError
+from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import RunError
 from etcl_deploy.learn import tensors as parts
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
@@ -40,8 +42,6 @@ from etcl_deploy.learn.metrics import forward_transfer
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.similarity import Comparison
-from etcl_deploy.plan import Plan, PlanError
-from etcl_deploy.preprocessing import Preprocessing
 from etcl_deploy.settings import config_from, missing_from
 
 FORMAT = 3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from etcl_deploy.operations import Pair, Shape, fixed_windows
-from etcl_deploy.plan import INPUT, Plan, Step, shape_of
+from etcl_deploy.core.operations import Pair, Shape, fixed_windows
+from etcl_deploy.core.plan import INPUT, Plan, Step, shape_of
 
 Image = tuple[int, int, int]  # channels, height, width
 EPS = 1e-5  # what torch's normalization layers add to the variance unless told otherwise

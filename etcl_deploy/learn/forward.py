@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from etcl_deploy.core.task import Items
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.state import TaskState
-from etcl_deploy.learn.task import Items
 
 SHARE = 0.1  # of the gradients that `guide` adds, as in the authors' code
 

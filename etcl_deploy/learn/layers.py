@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from etcl_deploy.core.operations import weigh
+from etcl_deploy.core.plan import Step
 from etcl_deploy.learn.masks import keep_top, reselect, union
 from etcl_deploy.learn.workspace import Workspace
-from etcl_deploy.operations import weigh
-from etcl_deploy.plan import Step
 
 
 class MaskedLayer(nn.Module):

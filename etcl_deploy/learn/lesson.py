@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.config import Learning
+from etcl_deploy.core.task import Items
 from etcl_deploy.errors import LearningError
 from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.task import Items
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from etcl_deploy.core.operations import along_channels
+from etcl_deploy.core.plan import Plan, Step
+from etcl_deploy.core.preprocessing import Preprocessing
+from etcl_deploy.core.task import Images, parts
 from etcl_deploy.errors import NetworkError, UnknownTaskError
 from etcl_deploy.learn import masks
 from etcl_deploy.learn.layers import MaskedLayer
 from etcl_deploy.learn.norms import MOMENTUM, TaskNorm, measuring
 from etcl_deploy.learn.ranks import ALONE
 from etcl_deploy.learn.state import Head, Masks, TaskState
-from etcl_deploy.learn.task import Images, parts
 from etcl_deploy.learn.workspace import Workspace
-from etcl_deploy.operations import along_channels
-from etcl_deploy.plan import Plan, Step
-from etcl_deploy.preprocessing import Preprocessing
 
 EVALUATION_BATCH = 64  # items looked at together: few enough for what they give to stay near the processor
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from etcl_deploy.core.operations import along_channels, normalize
+from etcl_deploy.core.plan import Step
 from etcl_deploy.learn.ranks import ALONE, summed
-from etcl_deploy.operations import along_channels, normalize
-from etcl_deploy.plan import Step
 
 MOMENTUM = 0.1  # of the running statistics, at every step
 

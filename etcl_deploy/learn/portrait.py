@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.config import Similarity
+from etcl_deploy.core.task import Images, Items, load
 from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.projection import principal
 from etcl_deploy.learn.similarity import DISTANCES, Comparison, Signature, decide
-from etcl_deploy.learn.task import Images, Items, load
 
 MOST = 2000  # items of a sample: more would tell nothing new
 FEATURE_BYTES = 1 << 28  # what the features of a task's items may take

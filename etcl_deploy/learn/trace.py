@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from etcl_deploy.core.operations import NORMS, weigh
+from etcl_deploy.core.plan import INPUT, PlanError, Step
+from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import NetworkError
 from etcl_deploy.learn.calls import CALLS, RESHAPES, Meaning, Value, reshaped
 from etcl_deploy.learn.draft import Draft, Image
 from etcl_deploy.learn.graph import ITEMS, describe, mode, record, unknown
 from etcl_deploy.learn.kinds import read_layer
 from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.operations import NORMS, weigh
-from etcl_deploy.plan import INPUT, PlanError, Step
-from etcl_deploy.preprocessing import Preprocessing
 
 TOLERANCE = 1e-3  # of the largest feature
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.config import Learning
+from etcl_deploy.core.task import Images, Items, Task, load
 from etcl_deploy.errors import DataError, LearningError
 from etcl_deploy.learn.augment import moved
 from etcl_deploy.learn.events import EpochDone, Report, StepDone, TaskDone, TaskStarted, Warned
@@ -22,7 +23,6 @@ from etcl_deploy.learn.methods import METHODS, Assignment, Method
 from etcl_deploy.learn.metrics import Row, percent_right, shortage
 from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork
 from etcl_deploy.learn.run import Run
-from etcl_deploy.learn.task import Images, Items, Task, load
 
 CHECKED = 256  # items whose answers must be finite once a task is learned
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from etcl_deploy.templates import fill
+from etcl_deploy.core.templates import fill
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from etcl_deploy.plan import Plan
-from etcl_deploy.preprocessing import Preprocessing
+from etcl_deploy.core.plan import Plan
+from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.runtime.operators import Graph, as_model, write_network
 
 FEATURES = "features"

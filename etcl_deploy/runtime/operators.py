@@ -11,9 +11,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from etcl_deploy.operations import Settings, Shape, both
-from etcl_deploy.plan import INPUT, Plan, Step
-from etcl_deploy.preprocessing import Preprocessing
+from etcl_deploy.core.operations import Settings, Shape, both
+from etcl_deploy.core.plan import INPUT, Plan, Step
+from etcl_deploy.core.preprocessing import Preprocessing
 
 Attributes = dict[str, Any]
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.bundle.bundle import Bundle
+from etcl_deploy.core.pictures import MAX_PIXELS
+from etcl_deploy.core.pixels import ImageInput, prepare
+from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import BundleError
-from etcl_deploy.pictures import MAX_PIXELS
-from etcl_deploy.prediction import Prediction
 from etcl_deploy.runtime.cache import Cache
 from etcl_deploy.runtime.engine import Engine, Ready, TorchEngine
-from etcl_deploy.runtime.images import ImageInput, prepare
 
 DEFAULT_CACHE_BYTES = 512_000_000
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import (
     BadImageError,
     EtclError,
@@ -21,7 +22,6 @@ from etcl_deploy.errors import (
     UnsupportedMediaError,
     shortened,
 )
-from etcl_deploy.prediction import Prediction
 
 MAX_INSTANCES = 256  # items in one request
 IMAGE_FIELDS = ("data", "body")

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from etcl_deploy import atomic
+from etcl_deploy.core import atomic
 
 ALIGNMENT = 64  # bytes
 

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.bundle.layout import split
-from etcl_deploy.operations import NORMS, normalize, weigh
-from etcl_deploy.plan import Plan, Step
-from etcl_deploy.preprocessing import Preprocessing
+from etcl_deploy.core.operations import NORMS, normalize, weigh
+from etcl_deploy.core.plan import Plan, Step
+from etcl_deploy.core.preprocessing import Preprocessing
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from etcl_deploy import atomic
+from etcl_deploy.core import atomic
 from etcl_deploy.errors import ServeError
 from etcl_deploy.serve.java import find_java
 from etcl_deploy.serve.keeper import PID_FILE, keeper_of

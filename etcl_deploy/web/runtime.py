@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from etcl_deploy import atomic
+from etcl_deploy.core import atomic
 from etcl_deploy.errors import ExportError
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
-from etcl_deploy import atomic
 from etcl_deploy.bundle.bundle import Bundle
+from etcl_deploy.core import atomic
+from etcl_deploy.core.templates import fill
 from etcl_deploy.errors import ExportError
 from etcl_deploy.export.parity import Parity
 from etcl_deploy.export.to_multitask import export_multitask
-from etcl_deploy.templates import fill
 from etcl_deploy.web.runtime import VERSION, runtime_files
 
 HERE, OWN = "etcl_deploy.web", ("app.js", "style.css")

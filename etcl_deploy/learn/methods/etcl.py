@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.config import Learning
+from etcl_deploy.core.task import Items, Task
 from etcl_deploy.learn.backward import improve_heads, pull, pull_target
 from etcl_deploy.learn.events import Compared
 from etcl_deploy.learn.forward import align, guide
@@ -23,7 +24,6 @@ from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.portrait import Comparer, Portrait, describe_inputs, sample, seen_by_head
 from etcl_deploy.learn.similarity import Comparison
 from etcl_deploy.learn.state import TaskState
-from etcl_deploy.learn.task import Items, Task
 
 
 class Etcl(Method):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.config import Learning
+from etcl_deploy.core.plan import INPUT, Plan, Step
 from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.lesson import Lesson, Shares
 from etcl_deploy.learn.methods.method import Assignment, Method
 from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.plan import INPUT, Plan, Step
 
 LIMIT = 6.0  # of an embedding: beyond it the gate has no gradient to speak of
 STEEPEST = 50.0  # of `s * e` where its hyperbolic cosine is taken

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import BadImageError, TooLargeError
-from etcl_deploy.preprocessing import Preprocessing
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 MAX_PIXELS = 40_000_000  # of an image file, checked before it is decoded

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from etcl_deploy.operations import MAX_ELEMENTS, NORMS, OPERATIONS, Settings, Shape, is_size
+from etcl_deploy.core.operations import MAX_ELEMENTS, NORMS, OPERATIONS, Settings, Shape, is_size
 
 INPUT = "image"  # the name under which steps refer to the network's input
 MAX_STEPS = 4096

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from etcl_deploy import pictures
+from etcl_deploy.core import pictures
+from etcl_deploy.core.pixels import prepare
+from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import BadImageError, TooLargeError
-from etcl_deploy.preprocessing import Preprocessing
-from etcl_deploy.runtime.images import prepare
 
 GREY = Preprocessing(8, 8, 1)
 COLOUR = Preprocessing(8, 8, 3)

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from etcl_deploy.core.pictures import MAX_PIXELS, Picture, read_picture, resize_pixels
+from etcl_deploy.core.preprocessing import ONES, Preprocessing
 from etcl_deploy.errors import BadImageError
-from etcl_deploy.pictures import MAX_PIXELS, Picture, read_picture, resize_pixels
-from etcl_deploy.preprocessing import ONES, Preprocessing
 
 ImageInput = Picture | Tensor | Sequence[Any]
 

@@ -1,0 +1,1 @@
+"""Steps, images, tasks and files: what every other folder builds on."""
