@@ -55,7 +55,7 @@ SUMMED = {
 }
 MUTATED = {
     "etcl_deploy/bundle/codec.py": ("codec",),
-    "etcl_deploy/learn/masks.py": ("masks",),
+    "etcl_deploy/network/masks.py": ("masks",),
     "etcl_deploy/learn/projection.py": ("projection",),
 }
 # Ends of pytest that say nothing of the tests.

@@ -37,8 +37,8 @@ from etcl_deploy.client import Client
 from etcl_deploy.config import Config
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.task import Items
-from etcl_deploy.learn.masks import keep_top
 from etcl_deploy.learn.portrait import Comparer, Portrait, describe_inputs, seen_by_head
+from etcl_deploy.network.masks import keep_top
 from etcl_deploy.runtime.onnx_engine import OnnxEngine
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.properties import any_free_port

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from etcl_deploy.config import Config
 from etcl_deploy.learn.events import Event, TaskDone
-from etcl_deploy.learn.layers import MaskedLayer
+from etcl_deploy.network.layers import MaskedLayer
 from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import train
 

@@ -22,7 +22,7 @@ from etcl_deploy.core.operations import NORMS, normalize, weigh
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.plan import Step
 from etcl_deploy.core.preprocessing import Preprocessing
-from etcl_deploy.learn.backbones import BACKBONES
+from etcl_deploy.network.backbones import BACKBONES
 from etcl_deploy.serve.server import Server
 
 CLASSES = tuple(f"class {number}" for number in range(10))

@@ -32,10 +32,10 @@ from etcl_deploy.data.inventory import data_root, read_data_set
 from etcl_deploy.data.sequences import make_sequence, permuted
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.learn.lesson import seeded
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.portrait import Comparer, sample
 from etcl_deploy.learn.similarity import DISTANCES, RULES
 from etcl_deploy.learn.trainer import learn_sequence
+from etcl_deploy.network.masked_network import MaskedNetwork
 
 PREPROCESSING = Preprocessing(28, 28, 1, 0.5, 0.5)
 ITEMS = 700  # of every task to learn from; it has 100 more to be measured by

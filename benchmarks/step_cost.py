@@ -25,7 +25,7 @@ from etcl_deploy.core.operations import weigh
 from etcl_deploy.core.plan import Step
 from etcl_deploy.core.task import Task
 from etcl_deploy.learn.methods.etcl import Etcl
-from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.network.masked_network import MaskedNetwork
 
 CASES = {
     "resnet18": {"backbone": "resnet18", "size": 32, "channels": 3, "density": 0.4, "batch_size": 64},

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from etcl_deploy.core.preprocessing import Preprocessing
     from etcl_deploy.core.task import Task
     from etcl_deploy.errors import EtclError
-    from etcl_deploy.learn.network import MaskedNetwork
     from etcl_deploy.learn.run import Run
-    from etcl_deploy.learn.trace import mask_network
     from etcl_deploy.learn.trainer import learn_sequence
+    from etcl_deploy.network.masked_network import MaskedNetwork
+    from etcl_deploy.network.tracing.trace import mask_network
     from etcl_deploy.runtime.predictor import Predictor
 
 # In a checkout export/ and handlers/ stand beside this folder; installed they are inside it.
@@ -45,7 +45,7 @@ _HOMES = {
     "Bundle": "bundle.bundle",
     "EtclError": "errors",
     "Learning": "config",
-    "MaskedNetwork": "learn.network",
+    "MaskedNetwork": "network.masked_network",
     "Plan": "core.plan",
     "Prediction": "core.prediction",
     "Predictor": "runtime.predictor",
@@ -54,7 +54,7 @@ _HOMES = {
     "Task": "core.task",
     "learn_sequence": "learn.trainer",
     "load_bundle": "bundle.bundle",
-    "mask_network": "learn.trace",
+    "mask_network": "network.tracing.trace",
 }
 
 

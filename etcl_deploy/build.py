@@ -18,9 +18,9 @@ from etcl_deploy.config import Config
 from etcl_deploy.core.plan import PlanError
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import ConfigError
-from etcl_deploy.learn.backbones import BACKBONES
-from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.trace import mask_network
+from etcl_deploy.network.backbones import BACKBONES
+from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.network.tracing.trace import mask_network
 
 
 def preprocessing_of(config: Config) -> Preprocessing:

@@ -21,10 +21,10 @@ from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.directory import Stored
 from etcl_deploy.learn.events import Event, Report, Resumed, SettingsChanged, StepDone, TaskDone
 from etcl_deploy.learn.lesson import Snapshot
-from etcl_deploy.learn.ranks import ALONE, Ranks
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.trainer import check_tasks, learn_sequence
 from etcl_deploy.logs import write_logs
+from etcl_deploy.network.distributed import ALONE, Ranks
 from etcl_deploy.origins import Note, find_tasks, origin_of, tasks_of
 
 

@@ -12,9 +12,9 @@ from etcl_deploy.bundle.bundle import Bundle, BundledTask
 from etcl_deploy.bundle.layout import Layout, join
 from etcl_deploy.bundle.precision import reduced_head, reduced_weights
 from etcl_deploy.errors import ExportError
-from etcl_deploy.learn import masks
-from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.state import TaskState
+from etcl_deploy.network import masks
+from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.network.state import TaskState
 
 
 def bundle_of(

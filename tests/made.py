@@ -8,7 +8,7 @@ from etcl_deploy.bundle.bundle import Bundle, BundledTask
 from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.bundle.precision import reduced_head, reduced_weights
 from etcl_deploy.core.preprocessing import Preprocessing
-from etcl_deploy.learn.backbones import BACKBONES
+from etcl_deploy.network.backbones import BACKBONES
 
 
 def made_bundle(

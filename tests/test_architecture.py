@@ -57,7 +57,7 @@ PURE = [
         "bundle.values",
         "bundle.layout",
     ),
-    *("bundle.precision", "learn.masks", "learn.metrics"),
+    *("bundle.precision", "network.masks", "learn.metrics"),
     *("learn.projection", "learn.augment", "learn.similarity"),
 ]
 READS_CONFIG = 3.5  # the first layer that may read the config; below it a function takes the values it uses

@@ -19,7 +19,7 @@ from etcl_deploy.config import Config
 from etcl_deploy.deploy import bundle_run
 from etcl_deploy.errors import ConfigError
 from etcl_deploy.learn import directory as directories
-from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.settings import load_recipe
 from etcl_deploy.train import train
 

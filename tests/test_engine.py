@@ -17,7 +17,7 @@ from test_subnet import learned as learned_of
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
 from etcl_deploy.core.plan import INPUT, Step
 from etcl_deploy.core.preprocessing import Preprocessing
-from etcl_deploy.learn.backbones import BACKBONES
+from etcl_deploy.network.backbones import BACKBONES
 from etcl_deploy.runtime import arrangement, onnx_engine
 from etcl_deploy.runtime import engine as engines
 from etcl_deploy.runtime.arrangement import Arrangement, EngineError, arrange

@@ -16,8 +16,8 @@ from etcl_deploy.errors import LearningError
 from etcl_deploy.learn.events import EpochDone, Event, StepDone
 from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.methods.etcl import Etcl
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.trainer import learn_sequence
+from etcl_deploy.network.masked_network import MaskedNetwork
 
 BASE = Learning(epochs=4, batch_size=8, learning_rate=0.01, similarity=Similarity(similar="all"))
 OPTIONS = {

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etcl_deploy.learn import masks
-from etcl_deploy.learn.chooser import Chooser, rank
+from etcl_deploy.network import masks
+from etcl_deploy.network.chooser import Chooser, rank
 
 
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=60), st.floats(0, 1))

@@ -28,8 +28,8 @@ from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.methods import METHODS, Assignment
 from etcl_deploy.learn.methods.dense import Ewc
 from etcl_deploy.learn.methods.hat import masks_of, unit_chains
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.trainer import learn_sequence, predict
+from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runtime.predictor import Predictor
 
 BASE = Learning(

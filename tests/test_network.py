@@ -14,10 +14,10 @@ from etcl_deploy.core.plan import Step
 from etcl_deploy.core.task import Task
 from etcl_deploy.errors import LearningError, UnknownTaskError
 from etcl_deploy.learn.events import EpochDone, Event, StepDone, TaskDone
-from etcl_deploy.learn.layers import MaskedLayer
-from etcl_deploy.learn.masks import density, keep_top
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.trainer import learn_sequence, predict
+from etcl_deploy.network.layers import MaskedLayer
+from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.network.masks import density, keep_top
 
 
 def make_tasks(count: int, items: int = 33, size: int = 16) -> list[Task]:

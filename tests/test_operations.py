@@ -15,10 +15,10 @@ from etcl_deploy.config import Learning
 from etcl_deploy.core.operations import NORMS, OPERATIONS, fixed_windows, normalize, weigh
 from etcl_deploy.core.plan import INPUT, Plan, PlanError, Step
 from etcl_deploy.core.preprocessing import Preprocessing
-from etcl_deploy.learn.layers import MaskedLayer
-from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.norms import TaskNorm
 from etcl_deploy.learn.trainer import learn_sequence
+from etcl_deploy.network.layers import MaskedLayer
+from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.network.norms import TaskNorm
 from etcl_deploy.runtime.arrangement import open_session
 from etcl_deploy.runtime.operators import _COMPOSED, _NAMED, Graph, as_model, write_network
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from etcl_deploy.core.operations import weigh
 from etcl_deploy.core.plan import Plan, PlanError, Step
-from etcl_deploy.learn.backbones import BACKBONES, resnet18
+from etcl_deploy.network.backbones import BACKBONES, resnet18
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES))

@@ -11,8 +11,8 @@ from etcl_deploy.core.plan import INPUT, Plan, Step
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.export.to_bundle import bundle_of
 from etcl_deploy.export.to_onnx import export_task
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.trainer import learn_sequence, predict
+from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runtime.subnet import materialize
 
 TASK = make_tasks(1)[0]

@@ -22,8 +22,8 @@ from etcl_deploy.export.to_bundle import bundle_of
 from etcl_deploy.export.to_multitask import export_multitask
 from etcl_deploy.export.to_onnx import Form, export_task
 from etcl_deploy.learn import directory as directories
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.trainer import predict
+from etcl_deploy.network.masked_network import MaskedNetwork
 
 IMAGE = (1, 16, 16)
 

@@ -16,12 +16,12 @@ from etcl_deploy.core.task import Items, Task
 from etcl_deploy.learn.backward import improve_heads
 from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.forward import align, guide
-from etcl_deploy.learn.masks import keep_top
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.portrait import Portrait
 from etcl_deploy.learn.run import Run
-from etcl_deploy.learn.state import TaskState
 from etcl_deploy.learn.trainer import accuracy, learn_sequence, predict
+from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.network.masks import keep_top
+from etcl_deploy.network.state import TaskState
 
 ALL_SIMILAR = Learning(epochs=3, batch_size=16, learning_rate=0.01, similarity=Similarity(similar="all"))
 

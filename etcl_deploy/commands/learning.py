@@ -127,8 +127,8 @@ def _learn(
     """
     from etcl_deploy.build import choose_device
     from etcl_deploy.learn.directory import RECORD, how_to_go_on, load
-    from etcl_deploy.learn.ranks import joined
     from etcl_deploy.logs import write_tensorboard
+    from etcl_deploy.network.distributed import joined
     from etcl_deploy.progress import TrainingProgress
     from etcl_deploy.render import run_report
 

@@ -18,10 +18,10 @@ from etcl_deploy.config import Transfer
 from etcl_deploy.core.task import Items
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
 from etcl_deploy.learn.metrics import percent_right
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.portrait import HeadInputs, Portrait, Seen, seen_by_head
 from etcl_deploy.learn.projection import outside
-from etcl_deploy.learn.state import Head, TaskState
+from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.network.state import Head, TaskState
 
 BATCH = 64
 DRAWS = 20  # a class, to hold an old head against its own answers

@@ -39,9 +39,9 @@ from etcl_deploy.learn import tensors as parts
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
 from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.metrics import forward_transfer
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.similarity import Comparison
+from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.settings import config_from, missing_from
 
 FORMAT = 3

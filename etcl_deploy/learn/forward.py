@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.core.task import Items
-from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.state import TaskState
+from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.network.state import TaskState
 
 SHARE = 0.1  # of the gradients that `guide` adds, as in the authors' code
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from etcl_deploy.learn.similarity import Comparison
-from etcl_deploy.learn.state import Head
+from etcl_deploy.network.state import Head
 
 
 @dataclass(frozen=True)

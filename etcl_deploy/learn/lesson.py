@@ -19,7 +19,7 @@ from torch import Tensor
 from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Items
 from etcl_deploy.errors import LearningError
-from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.network.masked_network import MaskedNetwork
 
 
 @dataclass(frozen=True)

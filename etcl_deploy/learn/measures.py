@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.state import TaskState
+from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.network.state import TaskState
 
 
 def overlap(states: Sequence[TaskState]) -> Tensor:

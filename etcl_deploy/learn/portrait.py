@@ -14,9 +14,9 @@ from torch import Tensor
 
 from etcl_deploy.config import Similarity
 from etcl_deploy.core.task import Images, Items, load
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.projection import principal
 from etcl_deploy.learn.similarity import DISTANCES, Comparison, Signature, decide
+from etcl_deploy.network.masked_network import MaskedNetwork
 
 MOST = 2000  # items of a sample: more would tell nothing new
 FEATURE_BYTES = 1 << 28  # what the features of a task's items may take

@@ -15,7 +15,7 @@ from etcl_deploy.config import Config
 from etcl_deploy.learn import metrics
 from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.metrics import Row
-from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.network.masked_network import MaskedNetwork
 
 
 def current_versions() -> dict[str, str]:

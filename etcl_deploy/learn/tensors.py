@@ -10,9 +10,9 @@ from torch import Tensor
 
 from etcl_deploy.bundle.codec import pack, unpack
 from etcl_deploy.learn.knowledge import Knowledge
-from etcl_deploy.learn.network import MaskedNetwork
-from etcl_deploy.learn.norms import Norm
-from etcl_deploy.learn.state import Head, TaskState
+from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.network.norms import Norm
+from etcl_deploy.network.state import Head, TaskState
 
 Tensors = Mapping[str, Tensor]
 

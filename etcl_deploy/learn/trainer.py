@@ -21,8 +21,8 @@ from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.lesson import Lesson, Snapshot, seeded
 from etcl_deploy.learn.methods import METHODS, Assignment, Method
 from etcl_deploy.learn.metrics import Row, percent_right, shortage
-from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork
 from etcl_deploy.learn.run import Run
+from etcl_deploy.network.masked_network import EVALUATION_BATCH, MaskedNetwork
 
 CHECKED = 256  # items whose answers must be finite once a task is learned
 

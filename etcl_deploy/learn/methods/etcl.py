@@ -20,10 +20,10 @@ from etcl_deploy.learn.forward import align, guide
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge, most_similar_first
 from etcl_deploy.learn.lesson import FULL, Lesson, Shares
 from etcl_deploy.learn.methods.method import Assignment, Method
-from etcl_deploy.learn.network import MaskedNetwork
 from etcl_deploy.learn.portrait import Comparer, Portrait, describe_inputs, sample, seen_by_head
 from etcl_deploy.learn.similarity import Comparison
-from etcl_deploy.learn.state import TaskState
+from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.network.state import TaskState
 
 
 class Etcl(Method):

@@ -17,7 +17,7 @@ from etcl_deploy.core.plan import INPUT, Plan, Step
 from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.lesson import Lesson, Shares
 from etcl_deploy.learn.methods.method import Assignment, Method
-from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.network.masked_network import MaskedNetwork
 
 LIMIT = 6.0  # of an embedding: beyond it the gate has no gradient to speak of
 STEEPEST = 50.0  # of `s * e` where its hyperbolic cosine is taken

@@ -14,8 +14,8 @@ from etcl_deploy.core.task import Items, Task
 from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.lesson import FULL, Lesson, Shares
-from etcl_deploy.learn.network import EVALUATION_BATCH, MaskedNetwork
-from etcl_deploy.learn.state import Masks
+from etcl_deploy.network.masked_network import EVALUATION_BATCH, MaskedNetwork
+from etcl_deploy.network.state import Masks
 
 
 @dataclass(frozen=True)

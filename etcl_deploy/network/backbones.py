@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from etcl_deploy.core.plan import INPUT, Plan
-from etcl_deploy.learn.draft import Draft, Image
+from etcl_deploy.network.builder import Draft, Image
 
 
 def fcn3(image: Image, width: int = 100) -> Plan:

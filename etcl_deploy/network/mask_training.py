@@ -11,7 +11,7 @@ from math import inf
 import torch
 from torch import Tensor, nn
 
-from etcl_deploy.learn.chooser import Choice, Chooser
+from etcl_deploy.network.chooser import Choice, Chooser
 
 
 class Workspace:

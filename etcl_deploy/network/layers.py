@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from etcl_deploy.core.operations import weigh
 from etcl_deploy.core.plan import Step
-from etcl_deploy.learn.masks import keep_top, reselect, union
-from etcl_deploy.learn.workspace import Workspace
+from etcl_deploy.network.mask_training import Workspace
+from etcl_deploy.network.masks import keep_top, reselect, union
 
 
 class MaskedLayer(nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from etcl_deploy.core.operations import Pair, Settings, Shape, fixed_windows
-from etcl_deploy.learn.draft import single
+from etcl_deploy.network.builder import single
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from etcl_deploy.core.operations import Pair
-from etcl_deploy.learn import calls
-from etcl_deploy.learn.calls import Meaning, Part, Value, pair, refuse_if
-from etcl_deploy.learn.draft import single
+from etcl_deploy.network.builder import single
+from etcl_deploy.network.tracing import torch_functions as calls
+from etcl_deploy.network.tracing.torch_functions import Meaning, Part, Value, pair, refuse_if
 
 
 def kind_of(layer: nn.Module) -> type[nn.Module] | None:

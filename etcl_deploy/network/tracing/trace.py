@@ -15,11 +15,11 @@ from etcl_deploy.core.operations import NORMS, weigh
 from etcl_deploy.core.plan import INPUT, PlanError, Step
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import NetworkError
-from etcl_deploy.learn.calls import CALLS, RESHAPES, Meaning, Value, reshaped
-from etcl_deploy.learn.draft import Draft, Image
-from etcl_deploy.learn.graph import ITEMS, describe, mode, record, unknown
-from etcl_deploy.learn.kinds import read_layer
-from etcl_deploy.learn.network import MaskedNetwork
+from etcl_deploy.network.builder import Draft, Image
+from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.network.tracing.graph import ITEMS, describe, mode, record, unknown
+from etcl_deploy.network.tracing.torch_functions import CALLS, RESHAPES, Meaning, Value, reshaped
+from etcl_deploy.network.tracing.torch_layers import read_layer
 
 TOLERANCE = 1e-3  # of the largest feature
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from etcl_deploy.learn.norms import Norm
+from etcl_deploy.network.norms import Norm
 
 Masks = Mapping[str, Tensor]  # by step name, bool, the weight's shape
 Head = Mapping[str, Tensor]  # "weight" [classes, features] and, where the plan says so, "bias"

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from etcl_deploy.learn.directory import Stored, load
-from etcl_deploy.learn.ranks import Ranks
+from etcl_deploy.network.distributed import Ranks
 from etcl_deploy.serve.process import still_running
 
 

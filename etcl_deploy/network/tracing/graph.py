@@ -17,9 +17,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from etcl_deploy.errors import NetworkError
-from etcl_deploy.learn.calls import SOFTMAX
-from etcl_deploy.learn.draft import Image
-from etcl_deploy.learn.kinds import LAYERS, kind_of
+from etcl_deploy.network.builder import Image
+from etcl_deploy.network.tracing.torch_functions import SOFTMAX
+from etcl_deploy.network.tracing.torch_layers import LAYERS, kind_of
 
 _GATHERING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 ITEMS = 3  # in the batch that is sent through: a number no layer is likely to have as its size

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from etcl_deploy.core.operations import along_channels, normalize
 from etcl_deploy.core.plan import Step
-from etcl_deploy.learn.ranks import ALONE, summed
+from etcl_deploy.network.distributed import ALONE, summed
 
 MOMENTUM = 0.1  # of the running statistics, at every step
 

@@ -16,12 +16,12 @@ from etcl_deploy.core.plan import Plan, Step
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.core.task import Images, parts
 from etcl_deploy.errors import NetworkError, UnknownTaskError
-from etcl_deploy.learn import masks
-from etcl_deploy.learn.layers import MaskedLayer
-from etcl_deploy.learn.norms import MOMENTUM, TaskNorm, measuring
-from etcl_deploy.learn.ranks import ALONE
-from etcl_deploy.learn.state import Head, Masks, TaskState
-from etcl_deploy.learn.workspace import Workspace
+from etcl_deploy.network import masks
+from etcl_deploy.network.distributed import ALONE
+from etcl_deploy.network.layers import MaskedLayer
+from etcl_deploy.network.mask_training import Workspace
+from etcl_deploy.network.norms import MOMENTUM, TaskNorm, measuring
+from etcl_deploy.network.state import Head, Masks, TaskState
 
 EVALUATION_BATCH = 64  # items looked at together: few enough for what they give to stay near the processor
 

@@ -1,0 +1,1 @@
+"""One backbone seen through the masks of many tasks."""
