@@ -29,11 +29,11 @@ import torch
 import zstandard
 from record import read_options, write_result
 
-from etcl_deploy.bundle import values
+from etcl_deploy.bundle import float_coding as values
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
-from etcl_deploy.bundle.coded import Owners
 from etcl_deploy.bundle.delta import write_delta
 from etcl_deploy.bundle.format import read
+from etcl_deploy.bundle.mask_coding import Owners
 from etcl_deploy.bundle.masks import CodedMasks
 from etcl_deploy.bundle.precision import PRECISIONS
 from etcl_deploy.bundle.summary import summarize

@@ -54,7 +54,7 @@ SUMMED = {
     "covered_branches": "branches_reached",
 }
 MUTATED = {
-    "etcl_deploy/bundle/codec.py": ("codec",),
+    "etcl_deploy/bundle/bits.py": ("codec",),
     "etcl_deploy/network/masks.py": ("masks",),
     "etcl_deploy/learn/projection.py": ("projection",),
 }

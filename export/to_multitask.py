@@ -16,8 +16,8 @@ import torch
 from onnx import TensorProto, helper
 from torch import Tensor
 
+from etcl_deploy.bundle.bits import pack
 from etcl_deploy.bundle.bundle import Bundle
-from etcl_deploy.bundle.codec import pack
 from etcl_deploy.bundle.layout import split
 from etcl_deploy.core import atomic
 from etcl_deploy.core.plan import Plan

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from made import made_bundle
 from test_cli import answer, fails
 
-from etcl_deploy.bundle import format, values
+from etcl_deploy.bundle import float_coding as values
+from etcl_deploy.bundle import format
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
 from etcl_deploy.bundle.delta import apply_delta, make_delta, write_delta
 from etcl_deploy.bundle.sections import as_section, as_tensor

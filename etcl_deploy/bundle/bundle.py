@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.bundle import format
-from etcl_deploy.bundle.codec import check_padding, first_owner, pack, packed_size
+from etcl_deploy.bundle.bits import check_padding, first_owner, pack, packed_size
 from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.bundle.masks import CodedMasks, Masks, PackedMasks, code
 from etcl_deploy.bundle.precision import PRECISIONS, expand

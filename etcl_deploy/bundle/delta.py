@@ -28,9 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etcl_deploy.bundle import coded, format
+from etcl_deploy.bundle import format
+from etcl_deploy.bundle import mask_coding as coded
 from etcl_deploy.bundle.bundle import Bundle, BundledTask, check_effort, load_bundle, to_bytes
-from etcl_deploy.bundle.coded import Owners
+from etcl_deploy.bundle.mask_coding import Owners
 from etcl_deploy.bundle.masks import Masks
 from etcl_deploy.bundle.sections import (
     Sections,

@@ -19,13 +19,13 @@ The number is the format. The manifest is JSON with sorted keys, no spaces, ASCI
 
 Weights are those of all steps of the plan that have any, in its order, each row by row: `weights` of them. P is F32,
 F16 or I8, as the precision says. `<i>` is a task's position in `tasks`, from 0. Sections with numbers are as below in
-a packed bundle; in a coded one they are U8, these numbers in fewer bytes (`etcl_deploy.bundle.values`).
+a packed bundle; in a coded one they are U8, these numbers in fewer bytes (`etcl_deploy.bundle.float_coding`).
 
     backbone/weight           P [weights], 0 where no task selects one; coded: [used], only those some task selects
-    backbone/owner            U8, coded only: which task first selects each weight, see `etcl_deploy.bundle.coded`
+    backbone/owner            U8, coded only: which task first selects each weight, see `etcl_deploy.bundle.mask_coding`
     backbone/scale            F32 [tasks, channels], int8 only: what a weight is multiplied by, by its owner (the first
                               task that selects it) and its output channel; the channels of all steps in their order
-    task/<i>/mask             U8, one bit a weight (`etcl_deploy.bundle.codec`); coded: `etcl_deploy.bundle.coded`
+    task/<i>/mask             U8, one bit a weight (`etcl_deploy.bundle.bits`); coded: `etcl_deploy.bundle.mask_coding`
     task/<i>/norm             F32: for every normalization step in order, first all it multiplies by, then all it adds
                               (batch statistics are in them; a group or layer norm divides by the item's own deviation
                               first)

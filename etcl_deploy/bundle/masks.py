@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from etcl_deploy.bundle.codec import unpack
+from etcl_deploy.bundle.bits import unpack
 from etcl_deploy.bundle.sections import as_tensor
 from etcl_deploy.errors import BundleError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from etcl_deploy.bundle.coded import Owners
+    from etcl_deploy.bundle.mask_coding import Owners
 
 KEPT = 8  # decoded masks, for those that refer to them
 
@@ -45,7 +45,7 @@ class CodedMasks:
 
     def __init__(self, owners: Tensor, coded: Sequence[Tensor], layers: Sequence[int]) -> None:
         """Raises ValueError where one refers to what it must not."""
-        from etcl_deploy.bundle import coded as codec  # needs numpy, which a server may lack
+        from etcl_deploy.bundle import mask_coding as codec  # needs numpy, which a server may lack
 
         self._codec = codec
         self._data = owners.numpy().tobytes()
@@ -95,7 +95,7 @@ class CodedMasks:
 
 def code(masks: Masks, tasks: int, layers: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Which weights are used by some task, bool; then as uint8 who owns each, and every mask."""
-    from etcl_deploy.bundle import coded as codec
+    from etcl_deploy.bundle import mask_coding as codec
 
     owners = codec.Owners.of((masks[number].numpy() for number in range(tasks)), tasks, layers)
     found: list[bytes] = []

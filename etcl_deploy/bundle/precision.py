@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from etcl_deploy.bundle.codec import first_owner
+from etcl_deploy.bundle.bits import first_owner
 from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.errors import BundleError
 

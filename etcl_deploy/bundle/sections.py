@@ -75,7 +75,7 @@ def as_section(numbers: Tensor, *, coded: bool) -> Tensor:
     """How numbers are kept: coded, or as they are."""
     if not coded:
         return numbers
-    from etcl_deploy.bundle import values  # needs numpy, which a server may lack
+    from etcl_deploy.bundle import float_coding as values  # needs numpy, which a server may lack
 
     return as_tensor(values.encode(numbers))
 
@@ -86,7 +86,7 @@ def as_tensor(data: bytes) -> Tensor:
 
 
 def _decoded(name: str, data: Tensor, dtype: torch.dtype, counts: range) -> Tensor:
-    from etcl_deploy.bundle import values
+    from etcl_deploy.bundle import float_coding as values
 
     try:
         return values.decode(data.numpy().data, dtype, counts)

@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from etcl_deploy.bundle.codec import pack, unpack
+from etcl_deploy.bundle.bits import pack, unpack
 from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.norms import Norm

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etcl_deploy.bundle import values
+from etcl_deploy.bundle import float_coding as values
 
 DTYPES = [torch.float32, torch.float16, torch.int8]
 

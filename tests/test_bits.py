@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etcl_deploy.bundle.codec import check_padding, first_owner, pack, packed_size, unpack
+from etcl_deploy.bundle.bits import check_padding, first_owner, pack, packed_size, unpack
 
 shapes = st.lists(st.integers(0, 7), min_size=1, max_size=4).map(tuple)
 

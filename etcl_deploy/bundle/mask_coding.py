@@ -32,8 +32,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from etcl_deploy.bundle import entropy
-from etcl_deploy.bundle.codec import first_owner
+from etcl_deploy.bundle import rans as entropy
+from etcl_deploy.bundle.bits import first_owner
 
 REFERENCE = struct.Struct("<H")
 CHAIN = 4

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etcl_deploy.bundle import entropy
+from etcl_deploy.bundle import rans as entropy
 
 groups = st.lists(st.tuples(st.integers(0, 40), st.floats(0, 1)), max_size=12)
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etcl_deploy.bundle import coded
-from etcl_deploy.bundle.coded import CHAIN, Owners
+from etcl_deploy.bundle import mask_coding as coded
+from etcl_deploy.bundle.mask_coding import CHAIN, Owners
 from etcl_deploy.bundle.masks import CodedMasks, code
 from etcl_deploy.bundle.sections import as_tensor
 from etcl_deploy.errors import BundleError

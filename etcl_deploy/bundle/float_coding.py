@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etcl_deploy.bundle import entropy
+from etcl_deploy.bundle import rans as entropy
 
 HEAD = struct.Struct("<IH")
 MOST = 1 << 16
