@@ -33,7 +33,7 @@ from served import images, made_bundle, write_made
 
 from etcl_deploy.build import build_network
 from etcl_deploy.bundle.bundle import load_bundle, to_bytes
-from etcl_deploy.client import Client
+from etcl_deploy.client.client import Client
 from etcl_deploy.config import Config
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.task import Items

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etcl_deploy.bundle.bundle import Bundle, load_bundle
+    from etcl_deploy.client.client import AsyncClient, Client
     from etcl_deploy.config import Learning
     from etcl_deploy.core.plan import Plan
     from etcl_deploy.core.prediction import Prediction
@@ -26,7 +27,9 @@ if (Path(__file__).parent.parent / "pyproject.toml").exists():
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsyncClient",
     "Bundle",
+    "Client",
     "EtclError",
     "Learning",
     "MaskedNetwork",
@@ -42,7 +45,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncClient": "client.client",
     "Bundle": "bundle.bundle",
+    "Client": "client.client",
     "EtclError": "errors",
     "Learning": "config",
     "MaskedNetwork": "network.masked_network",

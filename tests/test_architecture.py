@@ -21,7 +21,6 @@ LAYERS = {
     "bundle": 2,
     "client": 2,
     "edge": 2,
-    "wire": 1.5,
     "runtime": 3,
     "learn": 3.5,
     "data": 4,

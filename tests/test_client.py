@@ -20,9 +20,9 @@ import httpx
 import pytest
 from conftest import Learned
 
-from etcl_deploy import client as module
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
-from etcl_deploy.client import AsyncClient, Client
+from etcl_deploy.client.client import AsyncClient, Client
+from etcl_deploy.client import client as module
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import ClientError, EtclError, RequestError, ServerUnavailableError, TokenError
@@ -336,7 +336,7 @@ def test_errors_are_ours_and_can_be_copied() -> None:
 
 def test_importing_the_client_is_light() -> None:
     """It loads neither torch nor numpy."""
-    code = "import sys, etcl_deploy.client; sys.exit(bool({'torch', 'numpy', 'PIL'} & set(sys.modules)))"
+    code = "import sys, etcl_deploy.client.client; sys.exit(bool({'torch', 'numpy', 'PIL'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -16,7 +16,7 @@ from made import made_bundle
 from test_push import IMAGE
 
 from etcl_deploy.bundle.bundle import save, to_bytes
-from etcl_deploy.client import RENEWAL_TRIES, Client
+from etcl_deploy.client.client import RENEWAL_TRIES, Client
 from etcl_deploy.core.pixels import png
 from etcl_deploy.deploy import Wishes, serve_bundle
 from etcl_deploy.errors import ServeError, TokenError

@@ -17,7 +17,7 @@ from test_cli import answer as run_etcl
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
 from etcl_deploy.bundle.delta import write_delta
-from etcl_deploy.client import Client
+from etcl_deploy.client.client import Client
 from etcl_deploy.core.pixels import png
 from etcl_deploy.deploy import Wishes, find_server, push_bundle, serve_bundle
 from etcl_deploy.errors import BundleError, EtclError, ServeError, TokenError

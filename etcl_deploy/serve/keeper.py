@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from etcl_deploy.wire import KEY_FILE, read_keys, read_token
+from etcl_deploy.client.protocol import KEY_FILE, read_keys, read_token
 
 EARLY_SECONDS = 600  # before they expire
 CHECK_SECONDS = 5

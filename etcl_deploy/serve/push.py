@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from etcl_deploy.client import Client
+from etcl_deploy.client.client import Client
 from etcl_deploy.errors import EtclError, ServeError
 from etcl_deploy.serve.server import START_SECONDS, Server
 

@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import psutil
 
-from etcl_deploy.client import REFUSED_TOKEN, RENEWAL_SECONDS, RENEWAL_TRIES, Client
+from etcl_deploy.client.client import REFUSED_TOKEN, RENEWAL_SECONDS, RENEWAL_TRIES, Client
+from etcl_deploy.client.protocol import KEY_FILE, read, read_token
 from etcl_deploy.errors import RequestError, ServeError, TokenError
 from etcl_deploy.serve.properties import HOST
-from etcl_deploy.wire import KEY_FILE, read, read_token
 
 REQUEST_SECONDS = 300  # TorchServe unpacks an archive before it answers
 START_SECONDS = 600  # as startupTimeout in model-config.yaml
@@ -152,7 +152,7 @@ class Server:
             "image.png",
         ]
         python = (
-            "from etcl_deploy.client import Client\n\n"
+            "from etcl_deploy import Client\n\n"
             f"with Client({self.inference_url!r}, token_file={str(self.token_file)!r}) as client:\n"
             f"    print(client.predict('image.png', {task!r}))"
         )

@@ -21,9 +21,9 @@ from typing import Any, Generic, TypeVar
 
 import httpx
 
+from etcl_deploy.client.protocol import KEY_FILE, Answer, Image, checked_token, checked_url, encode, read, read_token
 from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import RequestError, ServerUnavailableError, TokenError
-from etcl_deploy.wire import KEY_FILE, Answer, Image, checked_token, checked_url, encode, read, read_token
 
 CONNECT_SECONDS = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between attempts, doubled each time

@@ -1,0 +1,1 @@
+"""Ask a server: requests, answers, tokens, retries."""
