@@ -34,7 +34,7 @@ from etcl_deploy.export.parity import (
     session,
 )
 from etcl_deploy.export.to_onnx import Examples, Form, metadata, write_checked
-from etcl_deploy.runtime.operators import Graph, as_model, write_network
+from etcl_deploy.runtime.onnx_graph import Graph, as_model, write_network
 from etcl_deploy.runtime.subnet import Folding, materialize, select
 
 COMPARED = 8  # made-up images for each task

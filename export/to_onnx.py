@@ -27,7 +27,7 @@ from etcl_deploy.export.forms import compacted, halved
 from etcl_deploy.export.parity import LIMITS, Parity, answers_of, compare, expected_of, seeded_images, session
 from etcl_deploy.export.shrink import Shrunk, shrink
 from etcl_deploy.learn.metrics import percent_right
-from etcl_deploy.runtime.operators import OPSET, Graph, as_model, write_linear, write_network
+from etcl_deploy.runtime.onnx_graph import OPSET, Graph, as_model, write_linear, write_network
 from etcl_deploy.runtime.subnet import Subnet, materialize
 
 Examples = Callable[[str], Task | None]  # images of a task with known classes, where there are any

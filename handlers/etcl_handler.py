@@ -21,10 +21,10 @@ from ts.metrics.metric_type_enum import MetricTypes
 
 from etcl_deploy.bundle.bundle import load_bundle, reload_bundle
 from etcl_deploy.errors import EtclError, TooLargeError
+from etcl_deploy.runtime.counters import OTHER, Meter
 from etcl_deploy.runtime.engine import choose_engine
-from etcl_deploy.runtime.meter import OTHER, Meter
+from etcl_deploy.runtime.http import Outcome, Request, answer, error_body, read_request, status_of
 from etcl_deploy.runtime.predictor import DEFAULT_CACHE_BYTES, Predictor
-from etcl_deploy.runtime.requests import Outcome, Request, answer, error_body, read_request, status_of
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ import pytest
 from conftest import Learned
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
-from etcl_deploy.client.client import AsyncClient, Client
 from etcl_deploy.client import client as module
+from etcl_deploy.client.client import AsyncClient, Client
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import ClientError, EtclError, RequestError, ServerUnavailableError, TokenError

@@ -25,8 +25,8 @@ from etcl_deploy.core.pixels import png
 from etcl_deploy.errors import CacheError
 from etcl_deploy.handlers import etcl_handler
 from etcl_deploy.handlers.etcl_handler import EtclHandler
+from etcl_deploy.runtime import counters as meter
 from etcl_deploy.runtime import engine as engines
-from etcl_deploy.runtime import meter
 from etcl_deploy.runtime.predictor import Predictor
 
 

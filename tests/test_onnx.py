@@ -14,8 +14,8 @@ from etcl_deploy.errors import EtclError, ParityError, UnknownTaskError
 from etcl_deploy.export.parity import seeded_images, session
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.trainer import predict
-from etcl_deploy.runtime import operators
-from etcl_deploy.runtime.operators import Graph
+from etcl_deploy.runtime import onnx_graph as operators
+from etcl_deploy.runtime.onnx_graph import Graph
 
 
 def test_an_exported_task_answers_like_the_learned_network(learned: Learned, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from etcl_deploy.network.layers import MaskedLayer
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.norms import TaskNorm
 from etcl_deploy.runtime.arrangement import open_session
-from etcl_deploy.runtime.operators import _COMPOSED, _NAMED, Graph, as_model, write_network
+from etcl_deploy.runtime.onnx_graph import _COMPOSED, _NAMED, Graph, as_model, write_network
 
 WINDOW = {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0)}
 CONV: dict[str, Any] = {"in": 4, "out": 6, **WINDOW, "dilation": (1, 3), "groups": 2}

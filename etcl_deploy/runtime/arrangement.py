@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from etcl_deploy.core.plan import Plan
 from etcl_deploy.core.preprocessing import Preprocessing
-from etcl_deploy.runtime.operators import Graph, as_model, write_network
+from etcl_deploy.runtime.onnx_graph import Graph, as_model, write_network
 
 FEATURES = "features"
 # Numbers say where they come from by their value, from here on; below lie the constants of a graph. Whole numbers are

@@ -20,8 +20,8 @@ from etcl_deploy.errors import (
     TooLargeError,
     UnsupportedMediaError,
 )
+from etcl_deploy.runtime.http import MAX_INSTANCES, Request, answer, error_body, read_request, status_of
 from etcl_deploy.runtime.predictor import Predictor
-from etcl_deploy.runtime.requests import MAX_INSTANCES, Request, answer, error_body, read_request, status_of
 
 JSON = {"Content-Type": "application/json"}
 FOUND = [Prediction("t", "b", 1, {"a": 0.25, "b": 0.75}), Prediction("t", "a", 0, {"a": 0.5, "b": 0.5})]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from etcl_deploy.runtime import meter
-from etcl_deploy.runtime.meter import Meter
+from etcl_deploy.runtime import counters as meter
+from etcl_deploy.runtime.counters import Meter
 
 
 def test_sums_are_told_once() -> None:
