@@ -9,7 +9,7 @@ from pathlib import Path
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.core import atomic
-from etcl_deploy.data.own import read_own
+from etcl_deploy.data.user_data import read_own
 from etcl_deploy.errors import EtclError, ExportError
 from etcl_deploy.export.to_multitask import MultitaskReport, export_multitask
 from etcl_deploy.export.to_onnx import MAX_LOSS, Examples, Form, OnnxReport, export_task

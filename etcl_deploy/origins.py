@@ -13,9 +13,9 @@ from etcl_deploy.build import preprocessing_of
 from etcl_deploy.config import Config
 from etcl_deploy.core.task import Task, parts
 from etcl_deploy.data.inventory import data_root, read_data_set
-from etcl_deploy.data.own import read_own
 from etcl_deploy.data.sequences import count_of, make_sequence
 from etcl_deploy.data.source import Source
+from etcl_deploy.data.user_data import read_own
 from etcl_deploy.errors import DataError
 from etcl_deploy.learn.directory import Origin, Stored
 

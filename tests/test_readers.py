@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etcl_deploy.data import cifar, idx, leaf, manifest, mat, npz
+from etcl_deploy.data import cifar, idx, leaf, manifest, npz
+from etcl_deploy.data import svhn as mat
 from etcl_deploy.errors import DataError
 
 CHANCE = np.random.default_rng(0)

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from etcl_deploy.data import cifar, folders, idx, leaf, mat, npz
+from etcl_deploy.data import cifar, folders, idx, leaf, npz
+from etcl_deploy.data import svhn as mat
 from etcl_deploy.data.dataset import DataSet, File
 from etcl_deploy.data.source import Part, Source, hold_back
 from etcl_deploy.errors import DataError

@@ -15,7 +15,7 @@ from torch import Tensor
 from etcl_deploy.core.pixels import prepare
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.core.task import Task
-from etcl_deploy.data.stored import ImageFiles, read_file
+from etcl_deploy.data.lazy_images import ImageFiles, read_file
 from etcl_deploy.errors import DataError
 
 Pictures = np.ndarray | Sequence[Path]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.core.task import Task
-from etcl_deploy.data.own import read_own
+from etcl_deploy.data.user_data import read_own
 from etcl_deploy.errors import DataError
 
 

@@ -14,7 +14,7 @@ from etcl_deploy.core.pixels import prepare
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.core.task import Items
 from etcl_deploy.core.task import load as loaded
-from etcl_deploy.data.stored import ImageFiles
+from etcl_deploy.data.lazy_images import ImageFiles
 from etcl_deploy.errors import DataError
 from etcl_deploy.learn.directory import load
 from etcl_deploy.origins import digest, find_tasks
