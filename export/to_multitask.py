@@ -22,7 +22,7 @@ from etcl_deploy.bundle.layout import split
 from etcl_deploy.core import atomic
 from etcl_deploy.core.plan import Plan
 from etcl_deploy.core.task import load
-from etcl_deploy.export.forms import BITS, halved
+from etcl_deploy.export.compress import BITS, halved
 from etcl_deploy.export.parity import (
     LIMITS,
     SEEDED_ITEMS,

@@ -30,7 +30,6 @@ LAYERS = {
     "logs": 4.1,
     "deploy": 5.1,
     "devices": 5.1,
-    "web": 5,
     "origins": 5,
     "train": 5.5,
     "runs": 5,

@@ -20,11 +20,11 @@ from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.export.to_multitask import export_multitask
 from etcl_deploy.export.to_onnx import Form, export_task
+from etcl_deploy.export.web.site import write_site
 from etcl_deploy.learn.trainer import predict
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
-from etcl_deploy.web.site import write_site
 
 ITEMS = 10
 

@@ -16,8 +16,8 @@ from conftest import Learned
 from etcl_deploy.core.pixels import png
 from etcl_deploy.edge import Model
 from etcl_deploy.errors import ExportError
-from etcl_deploy.web import runtime
-from etcl_deploy.web.site import write_site
+from etcl_deploy.export.web import runtime
+from etcl_deploy.export.web.site import write_site
 
 
 @pytest.fixture(scope="module")

@@ -99,8 +99,8 @@ def web(
 ) -> None:
     """A static page that runs the tasks in a browser, offline."""
     from etcl_deploy.bundle.bundle import load_bundle
+    from etcl_deploy.export.web.site import write_site
     from etcl_deploy.render import size
-    from etcl_deploy.web.site import write_site
 
     report = write_site(load_bundle(path), output, title or path.stem, runtime, force=force)
     line = (

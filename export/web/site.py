@@ -13,9 +13,9 @@ from etcl_deploy.core.templates import fill
 from etcl_deploy.errors import ExportError
 from etcl_deploy.export.parity import Parity
 from etcl_deploy.export.to_multitask import export_multitask
-from etcl_deploy.web.runtime import VERSION, runtime_files
+from etcl_deploy.export.web.runtime import VERSION, runtime_files
 
-HERE, OWN = "etcl_deploy.web", ("app.js", "style.css")
+HERE, OWN = "etcl_deploy.export.web", ("app.js", "style.css")
 MODEL = "tasks.onnx"
 
 

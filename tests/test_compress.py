@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from etcl_deploy.errors import ExportError
 from etcl_deploy.export import quantize, to_onnx
-from etcl_deploy.export.forms import compacted, halved
+from etcl_deploy.export.compress import compacted, halved
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_onnx import Form, export_task
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from etcl_deploy.core.plan import Plan, Step
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.export.parity import seeded_images
-from etcl_deploy.export.shrink import shrink
+from etcl_deploy.export.prune import shrink
 from etcl_deploy.runtime.subnet import Subnet, materialize
 
 CHANCE = torch.Generator().manual_seed(0)
