@@ -25,11 +25,11 @@ from record import write_result
 from served import apply_load, images, order_of, pss, requests_for, show, workers_of, write_made
 
 from etcl_deploy.core.pixels import png
-from etcl_deploy.deploy import Wishes
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
+from etcl_deploy.serve.start import Wishes
 
 mpl.use("agg")
 

@@ -37,12 +37,12 @@ from etcl_deploy.bundle.mask_coding import Owners
 from etcl_deploy.bundle.masks import CodedMasks
 from etcl_deploy.bundle.precision import PRECISIONS
 from etcl_deploy.bundle.summary import summarize
-from etcl_deploy.deploy import bundle_run
-from etcl_deploy.learn.directory import load
-from etcl_deploy.origins import tasks_of
+from etcl_deploy.runs.session import resume, train
+from etcl_deploy.runs.store import load
+from etcl_deploy.runs.task_loading import tasks_of
+from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.runtime.subnet import materialize
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import resume, train
 
 QUICK = {"epochs": 10, "learning_rate": 0.001}  # of F-EMNIST-1: a third of the recipe's epochs
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -29,16 +29,16 @@ from served import show, write_made
 from torch import nn
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
-from etcl_deploy.deploy import bundle_run
 from etcl_deploy.devices import export_all, file_names
 from etcl_deploy.export.parity import LIMITS, answers_of, compare, session
 from etcl_deploy.export.to_onnx import Form, export_task, task_model, write_checked
-from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.trainer import predict
-from etcl_deploy.origins import find_tasks
+from etcl_deploy.runs.session import train
+from etcl_deploy.runs.store import load
+from etcl_deploy.runs.task_loading import find_tasks
+from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.runtime.subnet import Subnet, materialize
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import train
 
 ROOT = Path(__file__).parent.parent
 DENSITIES = (0.1, 0.2, 0.4, 0.5)

@@ -18,13 +18,13 @@ from statistics import median
 
 from record import read_options, write_result
 
-from etcl_deploy.build import build_network
 from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Task
 from etcl_deploy.learn.events import Event, TaskDone, TaskStarted
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.trainer import learn_sequence
-from etcl_deploy.origins import find_tasks
+from etcl_deploy.runs.build import build_network
+from etcl_deploy.runs.task_loading import find_tasks
 from etcl_deploy.settings import load_recipe
 
 

@@ -26,10 +26,11 @@ import load
 from record import write_result
 from served import requests_for, workers_of, write_made
 
-from etcl_deploy.deploy import Wishes, push_bundle, serve_bundle
 from etcl_deploy.serve.process import stop
 from etcl_deploy.serve.properties import any_free_port
+from etcl_deploy.serve.push import push_bundle
 from etcl_deploy.serve.server import Server
+from etcl_deploy.serve.start import Wishes, serve_bundle
 
 TASKS = 20
 CONNECTIONS = 16

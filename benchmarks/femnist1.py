@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from record import in_words, measure_once, measured, read_options, spread, write_result
 
-from etcl_deploy.build import build_network
 from etcl_deploy.config import Config
-from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.metrics import forward_transfer
 from etcl_deploy.learn.trainer import learn_sequence
-from etcl_deploy.origins import find_tasks
+from etcl_deploy.runs.build import build_network
+from etcl_deploy.runs.session import resume, train
+from etcl_deploy.runs.store import load
+from etcl_deploy.runs.task_loading import find_tasks
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import resume, train
 
 # What is changed for each row of the table.
 VARIANTS: dict[str, dict[str, object]] = {

@@ -35,11 +35,11 @@ from served import apply_load, images, plain_scores, pss, requests_for, workers_
 
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.core.pixels import png
-from etcl_deploy.deploy import Wishes
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
+from etcl_deploy.serve.start import Wishes
 
 CONNECTIONS = 32
 BAD_SHARE = 0.1

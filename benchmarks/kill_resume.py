@@ -17,7 +17,7 @@ from pathlib import Path
 
 from record import read_options, write_result
 
-from etcl_deploy.learn.directory import load
+from etcl_deploy.runs.store import load
 
 SETTINGS = ["--set", "width=4", "--set", "size=8", "--epochs", "4", "--device", "cpu", "--set", "checkpoint_seconds=0"]
 ETCL = [sys.executable, "-m", "etcl_deploy", "train"]

@@ -22,11 +22,11 @@ from typing import Any
 from record import read_options, write_result
 from served import apply_load, order_of, pss, requests_for, show, workers_of, write_made
 
-from etcl_deploy.deploy import Wishes
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
+from etcl_deploy.serve.start import Wishes
 
 FEW, CONNECTIONS, ROUNDS = 10, 4, 5
 MIXES = ("zipf", "distinct")

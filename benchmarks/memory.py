@@ -25,10 +25,10 @@ from served import apply_load, order_of, pss, requests_for, show, workers_of, wr
 
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.bundle.summary import separate_bytes
-from etcl_deploy.deploy import Wishes
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
+from etcl_deploy.serve.start import Wishes
 
 # What is told to a server: precision of heads, bytes of its cache.
 SLOPES: dict[str, tuple[str, int | None]] = {

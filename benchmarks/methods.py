@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from record import RESULTS, circumstances
 
-from etcl_deploy.compare import RECORD, Comparison, compare
 from etcl_deploy.config import Config
 from etcl_deploy.core.atomic import locked, write_bytes
 from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.learn.metrics import forward_transfer
+from etcl_deploy.runs.compare import RECORD, Comparison, compare
 from etcl_deploy.settings import config_from, load_recipe
 
 SEQUENCES: dict[str, dict[str, Any]] = {"femnist1": {"epochs": 10}, "pmnist": {"tasks": 5}, "mixed": {"epochs": 10}}

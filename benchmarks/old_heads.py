@@ -23,13 +23,13 @@ from torch import Tensor
 from etcl_deploy.config import Transfer
 from etcl_deploy.core.task import Items
 from etcl_deploy.learn.backward import improve_heads
-from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.lesson import seeded
 from etcl_deploy.learn.portrait import Portrait, Seen, describe_inputs
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.trainer import accuracy
 from etcl_deploy.network.masked_network import MaskedNetwork
-from etcl_deploy.origins import find_tasks
+from etcl_deploy.runs.store import load
+from etcl_deploy.runs.task_loading import find_tasks
 from etcl_deploy.settings import load_recipe
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -31,7 +31,6 @@ import torch
 from record import read_options, write_result
 from served import images, made_bundle, write_made
 
-from etcl_deploy.build import build_network
 from etcl_deploy.bundle.bundle import load_bundle, to_bytes
 from etcl_deploy.client.client import Client
 from etcl_deploy.config import Config
@@ -39,6 +38,7 @@ from etcl_deploy.core.pixels import png
 from etcl_deploy.core.task import Items
 from etcl_deploy.learn.portrait import Comparer, Portrait, describe_inputs, seen_by_head
 from etcl_deploy.network.masks import keep_top
+from etcl_deploy.runs.build import build_network
 from etcl_deploy.runtime.onnx_engine import OnnxEngine
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.properties import any_free_port

@@ -17,8 +17,8 @@ from torch import Tensor
 from etcl_deploy.config import Config
 from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.network.layers import MaskedLayer
+from etcl_deploy.runs.session import train
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import train
 
 QUICK = {"tasks": 3, "epochs": 3}
 

@@ -25,11 +25,11 @@ from dense import write_dense
 from record import RESULTS, read_options, write_result
 from served import MIXES, apply_load, metrics, order_of, requests_for, show, write_made
 
-from etcl_deploy.deploy import Wishes
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
+from etcl_deploy.serve.start import Wishes
 
 TASKS = 100
 CONNECTIONS = 32

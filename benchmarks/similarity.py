@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from record import measure_once, measured, read_options, write_result
 
-from etcl_deploy.build import build_network
 from etcl_deploy.config import Config, Similarity
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.core.task import Task
@@ -36,6 +35,7 @@ from etcl_deploy.learn.portrait import Comparer, sample
 from etcl_deploy.learn.similarity import DISTANCES, RULES
 from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.runs.build import build_network
 
 PREPROCESSING = Preprocessing(28, 28, 1, 0.5, 0.5)
 ITEMS = 700  # of every task to learn from; it has 100 more to be measured by

@@ -15,11 +15,11 @@ from soak_book import Book, BrokenError, Done, Etcl, leftovers
 from soak_disk import SmallDisk
 
 from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.core.task import percent_right
 from etcl_deploy.data.digits import digits
 from etcl_deploy.errors import EtclError
-from etcl_deploy.learn.directory import load
-from etcl_deploy.learn.metrics import percent_right
-from etcl_deploy.origins import tasks_of
+from etcl_deploy.runs.store import load
+from etcl_deploy.runs.task_loading import tasks_of
 from etcl_deploy.runtime.predictor import Predictor
 
 SETTINGS = [

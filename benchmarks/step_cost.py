@@ -19,13 +19,13 @@ from record import read_options, write_result
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from etcl_deploy.build import build_network
 from etcl_deploy.config import Config, Learning
 from etcl_deploy.core.operations import weigh
 from etcl_deploy.core.plan import Step
 from etcl_deploy.core.task import Task
 from etcl_deploy.learn.methods.etcl import Etcl
 from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.runs.build import build_network
 
 CASES = {
     "resnet18": {"backbone": "resnet18", "size": 32, "channels": 3, "density": 0.4, "batch_size": 64},

@@ -27,10 +27,10 @@ from record import measure_once, measured, read_options, write_result
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.bundle.summary import summarize
 from etcl_deploy.config import Config
-from etcl_deploy.deploy import bundle_run
 from etcl_deploy.learn.events import Event, TaskDone
+from etcl_deploy.runs.session import train
+from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import train
 
 PICTURE = Path(__file__).parent.parent / "docs" / "pictures" / "two_hundred.png"
 FEW = {"tasks": 40, "width": 300}

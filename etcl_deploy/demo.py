@@ -16,19 +16,19 @@ from etcl_deploy.bundle import bundle as bundles
 from etcl_deploy.bundle.summary import separate_bytes
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.task import Task, load
-from etcl_deploy.deploy import bundle_run
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.trainer import predict
-from etcl_deploy.origins import find_tasks
+from etcl_deploy.runs.session import hearing, train
+from etcl_deploy.runs.task_loading import find_tasks
+from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import hearing, train
 
 MODEL = "demo"
 

@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from etcl_deploy.compare import Figure, Row
     from etcl_deploy.demo import DemoResult
     from etcl_deploy.doctor import Check
+    from etcl_deploy.runs.compare import Figure, Row
 
 GOOD, BAD, QUIET = "green", "red", "dim"
 

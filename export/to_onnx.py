@@ -21,12 +21,11 @@ from torch import Tensor
 import etcl_deploy
 from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.core import atomic
-from etcl_deploy.core.task import Items, Task, load
+from etcl_deploy.core.task import Items, Task, load, percent_right
 from etcl_deploy.errors import ExportError
 from etcl_deploy.export.compress import compacted, halved
 from etcl_deploy.export.parity import LIMITS, Parity, answers_of, compare, expected_of, seeded_images, session
 from etcl_deploy.export.prune import Shrunk, shrink
-from etcl_deploy.learn.metrics import percent_right
 from etcl_deploy.runtime.onnx_graph import OPSET, Graph, as_model, write_linear, write_network
 from etcl_deploy.runtime.subnet import Subnet, materialize
 

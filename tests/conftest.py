@@ -12,11 +12,11 @@ import torch
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
 from etcl_deploy.config import Config
 from etcl_deploy.core.task import Task
-from etcl_deploy.deploy import bundle_run
 from etcl_deploy.learn.run import Run
-from etcl_deploy.origins import find_tasks
+from etcl_deploy.runs.session import train
+from etcl_deploy.runs.task_loading import find_tasks
+from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import train
 
 ROOT = Path(__file__).parent.parent
 ETCL = Path(sys.executable).parent / "etcl"

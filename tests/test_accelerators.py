@@ -10,14 +10,14 @@ import torch
 from conftest import DEVICES
 from test_network import make_tasks, small
 
-from etcl_deploy.build import choose_device
 from etcl_deploy.config import Learning, Similarity
 from etcl_deploy.errors import ConfigError
-from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.trainer import learn_sequence, predict
+from etcl_deploy.runs.build import choose_device
+from etcl_deploy.runs.session import resume, train
+from etcl_deploy.runs.store import load
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import resume, train
 
 OPTIONS = Learning(epochs=2, batch_size=16, learning_rate=0.01, similarity=Similarity(similar="all"), rotation=5.0)
 

@@ -14,14 +14,14 @@ import torch
 from conftest import ETCL
 from PIL import Image
 
-from etcl_deploy.build import build_network
 from etcl_deploy.config import Config
-from etcl_deploy.deploy import bundle_run
 from etcl_deploy.errors import ConfigError
-from etcl_deploy.learn import directory as directories
 from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.runs import store as directories
+from etcl_deploy.runs.build import build_network
+from etcl_deploy.runs.session import train
+from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import train
 
 SOURCE = """
 import torch

@@ -17,10 +17,10 @@ from etcl_deploy.bundle.bundle import load_bundle, reload_bundle, save, to_bytes
 from etcl_deploy.bundle.layout import split
 from etcl_deploy.bundle.sections import as_section, task_entries
 from etcl_deploy.bundle.summary import summarize
-from etcl_deploy.deploy import bundle_run
 from etcl_deploy.errors import BundleError, UnknownTaskError
-from etcl_deploy.learn.directory import load
-from etcl_deploy.train import train
+from etcl_deploy.runs.session import train
+from etcl_deploy.runs.store import load
+from etcl_deploy.runs.to_bundle import bundle_run
 
 
 def rewrite(path: Path, manifest: dict[str, object], sections: dict[str, Tensor]) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from test_cli import answer, etcl, fails
-from test_train import photos, settings  # noqa: F401
+from test_session import photos, settings  # noqa: F401
 
-from etcl_deploy.compare import Comparison, compare
 from etcl_deploy.config import Config
 from etcl_deploy.errors import ConfigError, EtclError, RunError
-from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.events import Event, TaskStarted
-from etcl_deploy.learn.measures import needed_bytes, overlap, used_over_time
 from etcl_deploy.report.write import write_report
+from etcl_deploy.runs.compare import Comparison, compare
+from etcl_deploy.runs.statistics import needed_bytes, overlap, used_over_time
+from etcl_deploy.runs.store import load
 from etcl_deploy.settings import load_recipe
 
 

@@ -22,7 +22,7 @@ from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
 from etcl_deploy.bundle.delta import apply_delta, make_delta, write_delta
 from etcl_deploy.bundle.sections import as_section, as_tensor
 from etcl_deploy.errors import BundleError
-from etcl_deploy.export.to_bundle import bundle_of
+from etcl_deploy.runs.to_bundle import bundle_of
 
 PRECISIONS = ["fp32", "fp16", "int8"]
 

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import torch
 
-from etcl_deploy.learn.directory import Stored, load
 from etcl_deploy.network.distributed import Ranks
+from etcl_deploy.runs.store import Stored, load
 from etcl_deploy.serve.process import still_running
 
 

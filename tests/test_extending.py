@@ -23,10 +23,10 @@ from etcl_deploy.data.catalog import DATA_SETS
 from etcl_deploy.data.inventory import place_of
 from etcl_deploy.data.sequences import KINDS
 from etcl_deploy.errors import ParityError
-from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.network.backbones import BACKBONES
-from etcl_deploy.origins import tasks_of
+from etcl_deploy.runs.store import load
+from etcl_deploy.runs.task_loading import tasks_of
 from etcl_deploy.runtime.predictor import Predictor
 
 TEXT = (ROOT / "docs" / "architecture.md").read_text("utf-8")

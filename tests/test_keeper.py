@@ -18,13 +18,13 @@ from test_push import IMAGE
 from etcl_deploy.bundle.bundle import save, to_bytes
 from etcl_deploy.client.client import RENEWAL_TRIES, Client
 from etcl_deploy.core.pixels import png
-from etcl_deploy.deploy import Wishes, serve_bundle
 from etcl_deploy.errors import ServeError, TokenError
 from etcl_deploy.serve import keeper
 from etcl_deploy.serve import server as serve_server
 from etcl_deploy.serve.process import start_keeper, stop
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
+from etcl_deploy.serve.start import Wishes, serve_bundle
 
 
 @pytest.fixture(scope="module")

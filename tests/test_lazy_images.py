@@ -16,9 +16,9 @@ from etcl_deploy.core.task import Items
 from etcl_deploy.core.task import load as loaded
 from etcl_deploy.data.lazy_images import ImageFiles
 from etcl_deploy.errors import DataError
-from etcl_deploy.learn.directory import load
-from etcl_deploy.origins import digest, find_tasks
-from etcl_deploy.train import resume, train
+from etcl_deploy.runs.session import resume, train
+from etcl_deploy.runs.store import load
+from etcl_deploy.runs.task_loading import digest, find_tasks
 
 SETTINGS = {"size": 8, "width": 4, "epochs": 2, "batch_size": 8, "similar": "all", "tasks": 2}
 PREPROCESSING = Preprocessing(8, 8, 3)

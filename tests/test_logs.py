@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_cli import answer
-from test_train import photos, settings  # noqa: F401
+from test_session import photos, settings  # noqa: F401
 
 from etcl_deploy.learn.events import EpochDone, Resumed
-from etcl_deploy.logs import read_events, write_logs
+from etcl_deploy.runs.logs import read_events, write_logs
 
 
 def test_epochs_as_a_table_and_for_tensorboard(photos: Path, tmp_path: Path) -> None:  # noqa: F811

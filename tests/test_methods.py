@@ -15,14 +15,11 @@ from test_network import make_tasks, small
 from test_transfer import learn
 from torch import Tensor
 
-from etcl_deploy.build import build_network
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.config import Config, Learning, Similarity, Transfer
 from etcl_deploy.core.task import Task
-from etcl_deploy.deploy import bundle_run
 from etcl_deploy.errors import ConfigError, ExportError
 from etcl_deploy.export.to_onnx import export_task
-from etcl_deploy.learn import tensors as parts
 from etcl_deploy.learn.events import Event, StepDone
 from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.methods import METHODS, Assignment
@@ -30,6 +27,9 @@ from etcl_deploy.learn.methods.dense import Ewc
 from etcl_deploy.learn.methods.hat import masks_of, unit_chains
 from etcl_deploy.learn.trainer import learn_sequence, predict
 from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.runs import tensors as parts
+from etcl_deploy.runs.build import build_network
+from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.runtime.predictor import Predictor
 
 BASE = Learning(

@@ -3,14 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from etcl_deploy.core.task import percent_right
 from etcl_deploy.learn import metrics
 
 
 def test_accuracy_is_of_all_items() -> None:
     """However they are dealt to batches; the last may be smaller."""
     logits, labels = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]]), torch.tensor([0, 1, 1])
-    assert metrics.percent_right([(logits, labels)]) == 100 * 2 / 3
-    assert metrics.percent_right(zip(logits.split(2), labels.split(2), strict=True)) == 100 * 2 / 3
+    assert percent_right([(logits, labels)]) == 100 * 2 / 3
+    assert percent_right(zip(logits.split(2), labels.split(2), strict=True)) == 100 * 2 / 3
 
 
 def test_acc_and_bwt_of_a_known_matrix() -> None:

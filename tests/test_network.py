@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from etcl_deploy.build import build_network
 from etcl_deploy.config import Config, Learning, Similarity, Transfer
 from etcl_deploy.core.plan import Step
 from etcl_deploy.core.task import Task
@@ -18,6 +17,7 @@ from etcl_deploy.learn.trainer import learn_sequence, predict
 from etcl_deploy.network.layers import MaskedLayer
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.masks import density, keep_top
+from etcl_deploy.runs.build import build_network
 
 
 def make_tasks(count: int, items: int = 33, size: int = 16) -> list[Task]:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from browsing import needs_browser, started_browser
 
-from etcl_deploy.compare import compare
 from etcl_deploy.config import Config
 from etcl_deploy.report.write import write_report
-from etcl_deploy.train import train
+from etcl_deploy.runs.compare import compare
+from etcl_deploy.runs.session import train
 
 pytestmark = needs_browser
 SMALL = {"backbone": "fcn3", "width": 8, "size": 8, "channels": 1, "epochs": 1, "batch_size": 8, "similar": "all"}

@@ -11,15 +11,15 @@ from conftest import Learned
 from made import made_bundle
 from test_cli import answer, etcl, fails
 from test_delta import first_tasks, written
-from test_train import photos, settings  # noqa: F401
+from test_session import photos, settings  # noqa: F401
 
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.bundle.precision import expand, reduce
 from etcl_deploy.config import Config
-from etcl_deploy.deploy import bundle_run
 from etcl_deploy.errors import BundleError
+from etcl_deploy.runs.session import train
+from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.runtime.predictor import Predictor
-from etcl_deploy.train import train
 
 
 @pytest.mark.parametrize(("precision", "error"), [("fp32", 0), ("fp16", 1e-3), ("int8", 1 / 250)])

@@ -22,13 +22,13 @@ import pytest
 from conftest import ROOT, Learned
 from packaging.requirements import Requirement
 
-from etcl_deploy import deploy
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.core.pixels import png
 from etcl_deploy.errors import EtclError, ExportError, ServeError
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve import java, process
+from etcl_deploy.serve import start as starting
 from etcl_deploy.serve.process import serving, start, still_running, stop
 from etcl_deploy.serve.properties import any_free_port, check_ports, render
 from etcl_deploy.serve.server import Server, find
@@ -135,9 +135,9 @@ def test_the_bundle_is_kept_or_nothing_is_served(
             stand_in.bundle.mkdir()
         return stand_in
 
-    monkeypatch.setattr(deploy, "start", start_slowly)
+    monkeypatch.setattr(starting, "start", start_slowly)
     with nullcontext() if room else pytest.raises(EtclError, match="is a directory"):
-        deploy.serve_bundle(path, "x", tmp_path / "store", deploy.Wishes(any_free_port()))
+        starting.serve_bundle(path, "x", tmp_path / "store", starting.Wishes(any_free_port()))
     assert (stand_in.process() is not None) == room
     assert not room or load_bundle(stand_in.bundle).digest == learned.bundle.digest
 
@@ -178,7 +178,7 @@ def test_of_two_that_start_at_once_one_does(
 def test_a_name_that_leads_elsewhere_is_refused_before_anything_is_written(learned: Learned, tmp_path: Path) -> None:
     """It would name a folder as well."""
     with pytest.raises(ExportError, match="cannot name a model"):
-        deploy.serve_bundle(learned.path, "../x", tmp_path / "store", deploy.Wishes(any_free_port()))
+        starting.serve_bundle(learned.path, "../x", tmp_path / "store", starting.Wishes(any_free_port()))
     assert not list(tmp_path.iterdir())
 
 

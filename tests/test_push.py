@@ -19,14 +19,15 @@ from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
 from etcl_deploy.bundle.delta import write_delta
 from etcl_deploy.client.client import Client
 from etcl_deploy.core.pixels import png
-from etcl_deploy.deploy import Wishes, find_server, push_bundle, serve_bundle
 from etcl_deploy.errors import BundleError, EtclError, ServeError, TokenError
 from etcl_deploy.export import to_mar
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve import push
 from etcl_deploy.serve.process import stop
 from etcl_deploy.serve.properties import any_free_port
+from etcl_deploy.serve.push import find_server, push_bundle
 from etcl_deploy.serve.server import Server
+from etcl_deploy.serve.start import Wishes, serve_bundle
 
 pytestmark = pytest.mark.torchserve
 

@@ -19,10 +19,10 @@ from etcl_deploy.data.inventory import check_recipe, data_root, list_recipes, pl
 from etcl_deploy.data.sequences import data_of, make_sequence, sequence_of
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import ConfigError, DataError, EtclError
-from etcl_deploy.learn.directory import load
-from etcl_deploy.origins import find_tasks
+from etcl_deploy.runs.session import train
+from etcl_deploy.runs.store import load
+from etcl_deploy.runs.task_loading import find_tasks
 from etcl_deploy.settings import load_recipe, recipe_names
-from etcl_deploy.train import train
 
 real_data = pytest.mark.skipif(not os.environ.get("ETCL_DATA"), reason="ETCL_DATA names no folder of data sets")
 CHANCE = np.random.default_rng(0)

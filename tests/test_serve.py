@@ -25,7 +25,6 @@ from PIL import Image
 from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.prediction import Prediction
-from etcl_deploy.deploy import Wishes, serve_bundle
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.handlers.etcl_handler import COUNTERS, GAUGES
@@ -33,6 +32,7 @@ from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port, check_ports
 from etcl_deploy.serve.server import Server
+from etcl_deploy.serve.start import Wishes, serve_bundle
 
 pytestmark = pytest.mark.torchserve
 

@@ -9,10 +9,10 @@ from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
 from etcl_deploy.config import Learning
 from etcl_deploy.core.plan import INPUT, Plan, Step
 from etcl_deploy.core.preprocessing import Preprocessing
-from etcl_deploy.export.to_bundle import bundle_of
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.trainer import learn_sequence, predict
 from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.runs.to_bundle import bundle_of
 from etcl_deploy.runtime.subnet import materialize
 
 TASK = make_tasks(1)[0]

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etcl_deploy import Learning, Predictor, Preprocessing, learn_sequence, load_bundle, mask_network
-from etcl_deploy.build import build_network
 from etcl_deploy.bundle.bundle import save, to_bytes
 from etcl_deploy.config import Config, Transfer
 from etcl_deploy.errors import NetworkError
 from etcl_deploy.export.parity import session
-from etcl_deploy.export.to_bundle import bundle_of
 from etcl_deploy.export.to_multitask import export_multitask
 from etcl_deploy.export.to_onnx import Form, export_task
-from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.trainer import predict
 from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.runs import store as directories
+from etcl_deploy.runs.build import build_network
+from etcl_deploy.runs.to_bundle import bundle_of
 
 IMAGE = (1, 16, 16)
 

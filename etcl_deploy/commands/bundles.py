@@ -29,9 +29,9 @@ def bundle(
 ) -> None:
     """Write one file with everything needed to predict."""
     from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes
-    from etcl_deploy.deploy import bundle_run
-    from etcl_deploy.learn.directory import load
-    from etcl_deploy.origins import tasks_of
+    from etcl_deploy.runs.store import load
+    from etcl_deploy.runs.task_loading import tasks_of
+    from etcl_deploy.runs.to_bundle import bundle_run
 
     if run.is_file():
         whole = load_bundle(run)

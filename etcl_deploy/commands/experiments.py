@@ -61,9 +61,9 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Methods by seeds, the same budget for each; goes on where it stopped."""
-    from etcl_deploy import compare as comparing
     from etcl_deploy.progress import TrainingProgress
     from etcl_deploy.render import compare_report
+    from etcl_deploy.runs import compare as comparing
 
     values = settings_of(settings, {"epochs": epochs, "tasks": tasks})
     names = [name.strip() for name in methods.split(",")]

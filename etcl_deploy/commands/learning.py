@@ -58,7 +58,7 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Learn a sequence of tasks: a recipe, or the folders in --data. Ctrl-C saves; --resume goes on."""
-    from etcl_deploy import train as training
+    from etcl_deploy.runs import session as training
 
     named = {"method": method, "backbone": backbone, "epochs": epochs, "density": density, "seed": seed, "tasks": tasks}
     values = settings_of(settings, named)
@@ -92,7 +92,7 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Learn one or more further tasks on an existing run, with its own settings."""
-    from etcl_deploy import train as training
+    from etcl_deploy.runs import session as training
 
     _learn(
         lambda report, note, ranks: training.add(run, data, device, report, note, data_root, ranks),
@@ -109,9 +109,9 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Accuracy matrix, ACC, BWT, FWT, share claimed; what each task was compared with, which heads it changed."""
-    from etcl_deploy.compare import summary_beside
-    from etcl_deploy.learn.directory import load
     from etcl_deploy.render import run_report, transfer_report
+    from etcl_deploy.runs.compare import summary_beside
+    from etcl_deploy.runs.store import load
 
     stored = load(run)
     summary = stored.summary(load(one)) if one else summary_beside(stored, run)
@@ -125,12 +125,12 @@ def _learn(
 
     Of several processes that learn together the first does all of the speaking.
     """
-    from etcl_deploy.build import choose_device
-    from etcl_deploy.learn.directory import RECORD, how_to_go_on, load
-    from etcl_deploy.logs import write_tensorboard
     from etcl_deploy.network.distributed import joined
     from etcl_deploy.progress import TrainingProgress
     from etcl_deploy.render import run_report
+    from etcl_deploy.runs.build import choose_device
+    from etcl_deploy.runs.logs import write_tensorboard
+    from etcl_deploy.runs.store import RECORD, how_to_go_on, load
 
     with joined(choose_device(device).type) as ranks:
         progress = TrainingProgress(err if ranks.first else Console(quiet=True))

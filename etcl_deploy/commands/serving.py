@@ -42,7 +42,7 @@ def serve(
         raise typer.BadParameter("name a bundle to serve, or use --status or --stop")
     chosen = name or (path.stem if path else _only_server(model_store))
     if path and not (stop or status):
-        from etcl_deploy.deploy import Wishes, serve_bundle
+        from etcl_deploy.serve.start import Wishes, serve_bundle
 
         bytes_ = None if cache_mb is None else cache_mb * 1_000_000
         wishes = Wishes(port, workers, bytes_, tuple(pin or ()), prefetch, allow_push)
@@ -86,7 +86,7 @@ def push(
     as_json: Json = False,
 ) -> None:
     """Replace the bundle a server serves, with no failed request; on any failure the old one stays."""
-    from etcl_deploy.deploy import find_server, push_bundle
+    from etcl_deploy.serve.push import find_server, push_bundle
 
     server = find_server(to, model_store)
     bundle, version = push_bundle(path, server)

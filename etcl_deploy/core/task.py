@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -125,3 +125,14 @@ class Task:
     def test(self) -> Items:
         """The items to measure by."""
         return Items(self.test_x, self.test_y)
+
+
+def percent_right(answers: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Accuracy: the share of items, in percent, whose largest logit is that of their class; of logits and labels, batch
+    by batch."""
+    count = 0
+    right: int | Tensor = 0
+    for logits, labels in answers:
+        count += len(labels)
+        right = right + (logits.argmax(1) == labels).sum()
+    return 100 * int(right) / count

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from etcl_deploy.config import Transfer
-from etcl_deploy.core.task import Items
+from etcl_deploy.core.task import Items, percent_right
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
-from etcl_deploy.learn.metrics import percent_right
 from etcl_deploy.learn.portrait import HeadInputs, Portrait, Seen, seen_by_head
 from etcl_deploy.learn.projection import outside
 from etcl_deploy.network.masked_network import MaskedNetwork

@@ -1,11 +1,9 @@
-"""Accuracy, the matrix of it, and what is read from it (Eq. metrics). Pure."""
+"""The matrix of accuracies, and what is read from it (Eq. metrics). Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-
-from torch import Tensor
 
 # Row t holds the test accuracy, in percent, of tasks 0..t after task t was learned; None where it is not known.
 Row = tuple[float | None, ...]
@@ -24,17 +22,6 @@ def shortage(claimed: float) -> str | None:
     return (
         f"{how_many} claimed: a new task chooses among those of earlier ones; {helps} leaves more room (docs/scale.md)"
     )
-
-
-def percent_right(answers: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Accuracy: the share of items, in percent, whose largest logit is that of their class; of logits and labels, batch
-    by batch."""
-    count = 0
-    right: int | Tensor = 0
-    for logits, labels in answers:
-        count += len(labels)
-        right = right + (logits.argmax(1) == labels).sum()
-    return 100 * int(right) / count
 
 
 def average_accuracy(matrix: Matrix) -> float | None:

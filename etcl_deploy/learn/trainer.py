@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.config import Learning
-from etcl_deploy.core.task import Images, Items, Task, load
+from etcl_deploy.core.task import Images, Items, Task, load, percent_right
 from etcl_deploy.errors import DataError, LearningError
 from etcl_deploy.learn.augment import moved
 from etcl_deploy.learn.events import EpochDone, Report, StepDone, TaskDone, TaskStarted, Warned
 from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.lesson import Lesson, Snapshot, seeded
 from etcl_deploy.learn.methods import METHODS, Assignment, Method
-from etcl_deploy.learn.metrics import Row, percent_right, shortage
+from etcl_deploy.learn.metrics import Row, shortage
 from etcl_deploy.learn.run import Run
 from etcl_deploy.network.masked_network import EVALUATION_BATCH, MaskedNetwork
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from etcl_deploy.compare import summary_beside
-from etcl_deploy.learn.directory import Stored, how_to_go_on, load
-from etcl_deploy.learn.measures import needed_bytes, overlap, used_over_time
 from etcl_deploy.learn.methods import METHODS
-from etcl_deploy.logs import read_events
 from etcl_deploy.render import shown, size
 from etcl_deploy.report import figures
 from etcl_deploy.report.page import Page, Picture, Section, Table
+from etcl_deploy.runs.compare import summary_beside
+from etcl_deploy.runs.logs import read_events
+from etcl_deploy.runs.statistics import needed_bytes, overlap, used_over_time
+from etcl_deploy.runs.store import Stored, how_to_go_on, load
 
 MANY = 40  # tasks: more than that many cannot each be shown
 

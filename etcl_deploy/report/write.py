@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from etcl_deploy import compare
 from etcl_deploy.core import atomic
 from etcl_deploy.report.of_compare import compare_page
 from etcl_deploy.report.of_run import run_page
+from etcl_deploy.runs import compare
 
 
 def write_report(source: Path, output: Path) -> None:

@@ -12,9 +12,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
+
+from etcl_deploy.bundle.bundle import Bundle, load_bundle, save
+from etcl_deploy.bundle.delta import apply_delta
+from etcl_deploy.bundle.format import kind_of
 from etcl_deploy.client.client import Client
+from etcl_deploy.core import atomic
+from etcl_deploy.core.pixels import png
 from etcl_deploy.errors import EtclError, ServeError
-from etcl_deploy.serve.server import START_SECONDS, Server
+from etcl_deploy.export.parity import seeded_images
+from etcl_deploy.export.to_mar import archive_version, archive_waiting, settings_of
+from etcl_deploy.runtime.predictor import Predictor
+from etcl_deploy.serve.properties import HOST
+from etcl_deploy.serve.server import START_SECONDS, Server, find, names
 
 DRAIN_SECONDS = 130  # longer than the server lets a worker take for an answer
 
@@ -106,3 +117,60 @@ def _drain(server: Server, version: str) -> None:
             return
         time.sleep(0.02)
     raise ServeError(f"{last} after {DRAIN_SECONDS} s")
+
+
+def push_bundle(path: Path, server: Server) -> tuple[Bundle, str]:
+    """Serve another bundle, or what a delta makes of the one that is served, in its place; gives it and its version."""
+    directory, store = Path(server.directory), server.store
+    with atomic.locked(directory):
+        new = directory / "pushed.etcl"
+        archived = store / f".{server.name}.mar"
+        if kind_of(path) == "delta":
+            data = apply_delta(server.bundle, path)
+        else:
+            load_bundle(path)  # so that a refusal names the user's file
+            data = path.read_bytes()
+        try:
+            save(new, data)
+            bundle = load_bundle(new)
+            settings = settings_of(store / f"{server.name}.mar")
+            for task in settings["etcl"]["pinned"]:
+                bundle.task(task)
+            version = next_version(server)
+            archive_version(new, server.name, version, archived, settings)
+            # All that needs room is written before the switch. After it, it is what is served: what a start by hand has
+            # to load, and what the next delta belongs to.
+            with archive_waiting(new, server.name, store, settings):
+                switch(server, archived, version, _checks(bundle))
+            new.replace(server.bundle)
+        finally:
+            archived.unlink(missing_ok=True)  # TorchServe has a copy of its own
+            new.unlink(missing_ok=True)
+        remove_others(server, version)
+    return bundle, version
+
+
+def find_server(url: str, model_store: Path) -> Server:
+    """The server of a store that answers at a URL, that of its predictions or its management."""
+    servers = [found for name in names(model_store) if (found := find(name, model_store))]
+    try:
+        asked = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ServeError(f"{url!r} is no URL: {error}") from None
+    for server in servers:
+        here = asked.host in (HOST, "localhost") and asked.port in (server.port, server.port + 1)
+        if here and server.process():
+            return server
+    known = ", ".join(server.management_url for server in servers) or "none"
+    raise ServeError(f"no server at {url} was started from {model_store} (known: {known}); see --model-store")
+
+
+def _checks(bundle: Bundle) -> dict[str, tuple[bytes, int]]:
+    """An image for every task, and the class it gets."""
+    predictor = Predictor(bundle, cache_bytes=0)
+    images = seeded_images(bundle.preprocessing)
+    found = {}
+    for number, name in enumerate(bundle.tasks):
+        image = images[number % len(images)]
+        found[name] = (png(image), int(predictor.logits(name, image.unsqueeze(0)).argmax()))
+    return found

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from etcl_deploy.build import preprocessing_of
 from etcl_deploy.config import Config
 from etcl_deploy.core.task import Task, parts
 from etcl_deploy.data.inventory import data_root, read_data_set
@@ -17,7 +16,8 @@ from etcl_deploy.data.sequences import count_of, make_sequence
 from etcl_deploy.data.source import Source
 from etcl_deploy.data.user_data import read_own
 from etcl_deploy.errors import DataError
-from etcl_deploy.learn.directory import Origin, Stored
+from etcl_deploy.runs.build import preprocessing_of
+from etcl_deploy.runs.store import Origin, Stored
 
 EACH = 1024  # items of a task that are looked at together
 

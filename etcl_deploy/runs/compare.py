@@ -21,12 +21,12 @@ from etcl_deploy.config import Config
 from etcl_deploy.core import atomic
 from etcl_deploy.core.atomic import locked
 from etcl_deploy.errors import LearningError, RunError
-from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.events import Report
-from etcl_deploy.learn.measures import needed_bytes
 from etcl_deploy.learn.methods import METHODS
-from etcl_deploy.origins import Note, find_tasks, origin_of
-from etcl_deploy.train import resume, train
+from etcl_deploy.runs import store as directories
+from etcl_deploy.runs.session import resume, train
+from etcl_deploy.runs.statistics import needed_bytes
+from etcl_deploy.runs.task_loading import Note, find_tasks, origin_of
 
 RECORD, TABLE, RUNS = "compare.json", "compare.csv", "runs"
 FIGURES = ("acc", "fwt", "bwt", "seconds", "bytes")

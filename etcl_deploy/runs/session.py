@@ -12,20 +12,20 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 
-from etcl_deploy.build import build_network, choose_device
 from etcl_deploy.config import Config
 from etcl_deploy.core.atomic import locked
 from etcl_deploy.core.task import Task
 from etcl_deploy.errors import RunError
-from etcl_deploy.learn import directory as directories
-from etcl_deploy.learn.directory import Stored
 from etcl_deploy.learn.events import Event, Report, Resumed, SettingsChanged, StepDone, TaskDone
 from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.trainer import check_tasks, learn_sequence
-from etcl_deploy.logs import write_logs
 from etcl_deploy.network.distributed import ALONE, Ranks
-from etcl_deploy.origins import Note, find_tasks, origin_of, tasks_of
+from etcl_deploy.runs import store as directories
+from etcl_deploy.runs.build import build_network, choose_device
+from etcl_deploy.runs.logs import write_logs
+from etcl_deploy.runs.store import Stored
+from etcl_deploy.runs.task_loading import Note, find_tasks, origin_of, tasks_of
 
 
 def train(

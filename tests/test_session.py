@@ -18,10 +18,10 @@ from PIL import Image
 
 from etcl_deploy.config import Config
 from etcl_deploy.errors import ConfigError, DataError, RunError
-from etcl_deploy.learn.directory import load
 from etcl_deploy.learn.events import Event, Resumed, SettingsChanged
+from etcl_deploy.runs.session import add, resume, train
+from etcl_deploy.runs.store import load
 from etcl_deploy.settings import load_recipe
-from etcl_deploy.train import add, resume, train
 
 SMALL = ["--set", "width=4", "--set", "size=8", "--tasks", "3", "--epochs", "2", "--device", "cpu"]
 KILLS = 3  # the benchmark kill_resume.py does fifty

@@ -11,8 +11,8 @@ from conftest import Learned
 from etcl_deploy.core.atomic import locked
 from etcl_deploy.core.plan import Plan
 from etcl_deploy.errors import RunError
-from etcl_deploy.learn import directory as directories
 from etcl_deploy.learn.trainer import predict
+from etcl_deploy.runs import store as directories
 
 
 def test_a_loaded_run_answers_with_the_same_bytes(learned: Learned) -> None:

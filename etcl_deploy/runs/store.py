@@ -6,7 +6,7 @@
     tasks/NUMBER-DIGEST.safetensors  a finished task: mask, normalization, head, what is known of it, and the heads of
                                   earlier tasks as it left them
     lesson-DIGEST.safetensors     the task under way, at some step of it
-    events.jsonl, epochs.csv      what happened; see logs.py
+    events.jsonl, epochs.csv      what happened; see runs/logs.py
 
 Files are named by their content and never changed; `run.json`, which names them, is replaced last. A crash at any
 moment leaves the run as it was or as it should be.
@@ -35,13 +35,13 @@ from etcl_deploy.core import atomic
 from etcl_deploy.core.plan import Plan, PlanError
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import RunError
-from etcl_deploy.learn import tensors as parts
 from etcl_deploy.learn.knowledge import HeadChange, Knowledge
 from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.metrics import forward_transfer
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.similarity import Comparison
 from etcl_deploy.network.masked_network import MaskedNetwork
+from etcl_deploy.runs import tensors as parts
 from etcl_deploy.settings import config_from, missing_from
 
 FORMAT = 3

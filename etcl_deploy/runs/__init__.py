@@ -1,0 +1,1 @@
+"""Runs on disk: build, learn, resume, add, compare, bundle."""

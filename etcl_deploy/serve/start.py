@@ -1,0 +1,55 @@
+"""From a bundle file to a running server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.core import atomic
+from etcl_deploy.export.to_mar import archive, check_name
+from etcl_deploy.serve.process import start, stop
+from etcl_deploy.serve.properties import DEFAULT_PORT, check_ports, default_workers
+from etcl_deploy.serve.server import Server, check_not_running
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How a bundle is to be served; None: as suits this machine."""
+
+    port: int = DEFAULT_PORT
+    workers: int | None = None
+    cache_bytes: int | None = None
+    pinned: tuple[str, ...] = ()
+    prefetch: bool = False
+    pushes: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        """What it says in the archive's model-config.yaml."""
+        workers = self.workers or default_workers()
+        cache = {} if self.cache_bytes is None else {"cacheBytes": self.cache_bytes}
+        etcl = {**cache, "pinned": list(self.pinned), "prefetch": self.prefetch}
+        return {"minWorkers": workers, "maxWorkers": workers, "etcl": etcl}
+
+
+def serve_bundle(path: Path, name: str, model_store: Path, wishes: Wishes) -> Server:
+    """Archive the bundle where needed and start a server on it."""
+    check_name(name)
+    check_not_running(name, model_store)
+    check_ports(wishes.port)
+    bundle = load_bundle(path)
+    for task in wishes.pinned:
+        bundle.task(task)
+    settings, data = wishes.settings(), path.read_bytes()
+    server = start(
+        *(name, model_store, wishes.port, settings["minWorkers"]),
+        pushes=wishes.pushes,
+        prepare=lambda: archive(path, name, model_store, settings),
+    )
+    try:
+        atomic.write_bytes(server.bundle, data)
+    except BaseException:
+        stop(server)
+        raise
+    return server
