@@ -58,8 +58,8 @@ def serve(
 
 def _show_examples(name: str, model_store: Path) -> None:
     """How to ask a server, with its current token."""
-    from etcl_deploy.serve.keeper import keeper_of
     from etcl_deploy.serve.server import known
+    from etcl_deploy.serve.token_renewer import keeper_of
 
     server = known(name, model_store)
     try:

@@ -21,9 +21,9 @@ import psutil
 from etcl_deploy.core import atomic
 from etcl_deploy.errors import ServeError
 from etcl_deploy.serve.java import find_java
-from etcl_deploy.serve.keeper import PID_FILE, keeper_of
 from etcl_deploy.serve.properties import cores, render
 from etcl_deploy.serve.server import RECORD, START_SECONDS, Server, check_not_running, folder_of, recorded
+from etcl_deploy.serve.token_renewer import PID_FILE, keeper_of
 
 STOP_SECONDS = 20
 METRICS, PROPERTIES = "metrics.yaml", "config.properties"
@@ -172,7 +172,7 @@ def _launch(directory: Path, store: Path, java_home: Path, temporary: str, worke
 
 def start_keeper(directory: Path) -> None:
     """A process that renews the server's tokens and ends with the server; nobody waits for it."""
-    command = [sys.executable, "-m", "etcl_deploy.serve.keeper", str(directory)]
+    command = [sys.executable, "-m", "etcl_deploy.serve.token_renewer", str(directory)]
     # Started by a shell of no other use, it is nobody's child that would have to be waited for.
     with (directory / "keeper.log").open("wb") as log:
         subprocess.run(

@@ -19,8 +19,8 @@ from etcl_deploy.bundle.bundle import save, to_bytes
 from etcl_deploy.client.client import RENEWAL_TRIES, Client
 from etcl_deploy.core.pixels import png
 from etcl_deploy.errors import ServeError, TokenError
-from etcl_deploy.serve import keeper
 from etcl_deploy.serve import server as serve_server
+from etcl_deploy.serve import token_renewer as keeper
 from etcl_deploy.serve.process import start_keeper, stop
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def keepers(server: Server) -> list[psutil.Process]:
     lines = ((process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
-    return [p for p, words in lines if "etcl_deploy.serve.keeper" in words and server.directory in words]
+    return [p for p, words in lines if "etcl_deploy.serve.token_renewer" in words and server.directory in words]
 
 
 @pytest.mark.torchserve
