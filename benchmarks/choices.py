@@ -21,8 +21,8 @@ from record import in_words, measure_once, measured, spread, write_result
 
 from etcl_deploy.config import Config
 from etcl_deploy.core.task import Task
-from etcl_deploy.learn.lesson import seeded
 from etcl_deploy.learn.methods import METHODS as LEARNERS
+from etcl_deploy.learn.task_training import seeded
 from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.runs.build import build_network
 from etcl_deploy.runs.task_loading import find_tasks

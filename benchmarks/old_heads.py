@@ -22,11 +22,11 @@ from torch import Tensor
 
 from etcl_deploy.config import Transfer
 from etcl_deploy.core.task import Items
-from etcl_deploy.learn.backward import improve_heads
-from etcl_deploy.learn.lesson import seeded
-from etcl_deploy.learn.portrait import Portrait, Seen, describe_inputs
 from etcl_deploy.learn.run import Run
+from etcl_deploy.learn.signature import Portrait, Seen, describe_inputs
+from etcl_deploy.learn.task_training import seeded
 from etcl_deploy.learn.trainer import accuracy
+from etcl_deploy.learn.transfer import improve_heads
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runs.store import load
 from etcl_deploy.runs.task_loading import find_tasks

@@ -36,7 +36,7 @@ from etcl_deploy.client.client import Client
 from etcl_deploy.config import Config
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.task import Items
-from etcl_deploy.learn.portrait import Comparer, Portrait, describe_inputs, seen_by_head
+from etcl_deploy.learn.signature import Comparer, Portrait, describe_inputs, seen_by_head
 from etcl_deploy.network.masks import keep_top
 from etcl_deploy.runs.build import build_network
 from etcl_deploy.runtime.onnx_engine import OnnxEngine

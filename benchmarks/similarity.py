@@ -30,9 +30,9 @@ from etcl_deploy.core.task import Task
 from etcl_deploy.data.inventory import data_root, read_data_set
 from etcl_deploy.data.sequences import make_sequence, permuted
 from etcl_deploy.data.source import Part, Source
-from etcl_deploy.learn.lesson import seeded
-from etcl_deploy.learn.portrait import Comparer, sample
+from etcl_deploy.learn.signature import Comparer, sample
 from etcl_deploy.learn.similarity import DISTANCES, RULES
+from etcl_deploy.learn.task_training import seeded
 from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runs.build import build_network

@@ -22,7 +22,7 @@ LAYERS = {
     "client": 2,
     "edge": 2,
     "runtime": 3,
-    "learn": 3.5,
+    "learn": 4,
     "data": 4,
     "export": 4,
     "handlers": 4,
@@ -52,7 +52,7 @@ PURE = [
     *("bundle.precision", "network.masks", "learn.metrics"),
     *("learn.projection", "learn.augment", "learn.similarity"),
 ]
-READS_CONFIG = 3.5  # the first layer that may read the config; below it a function takes the values it uses
+READS_CONFIG = 4  # the first layer that may read the config; below it a function takes the values it uses
 
 
 def sources() -> dict[str, Path]:

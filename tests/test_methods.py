@@ -10,8 +10,8 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_lesson import StopError, everything, with_dropout
 from test_network import make_tasks, small
+from test_task_training import StopError, everything, with_dropout
 from test_transfer import learn
 from torch import Tensor
 
@@ -21,10 +21,10 @@ from etcl_deploy.core.task import Task
 from etcl_deploy.errors import ConfigError, ExportError
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.events import Event, StepDone
-from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.methods import METHODS, Assignment
 from etcl_deploy.learn.methods.dense import Ewc
 from etcl_deploy.learn.methods.hat import masks_of, unit_chains
+from etcl_deploy.learn.task_training import Snapshot
 from etcl_deploy.learn.trainer import learn_sequence, predict
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runs import tensors as parts

@@ -13,12 +13,11 @@ from torch.nn import functional as F
 
 from etcl_deploy.config import Learning, Similarity, Transfer
 from etcl_deploy.core.task import Items, Task
-from etcl_deploy.learn.backward import improve_heads
 from etcl_deploy.learn.events import Event, TaskDone
-from etcl_deploy.learn.forward import align, guide
-from etcl_deploy.learn.portrait import Portrait
 from etcl_deploy.learn.run import Run
+from etcl_deploy.learn.signature import Portrait
 from etcl_deploy.learn.trainer import accuracy, learn_sequence, predict
+from etcl_deploy.learn.transfer import align, guide, improve_heads
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.masks import keep_top
 from etcl_deploy.network.state import TaskState

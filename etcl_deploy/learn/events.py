@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.similarity import Comparison
+from etcl_deploy.learn.task_training import Snapshot
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch import Tensor
 from etcl_deploy import __version__
 from etcl_deploy.config import Config
 from etcl_deploy.learn import metrics
-from etcl_deploy.learn.knowledge import Knowledge
 from etcl_deploy.learn.metrics import Row
+from etcl_deploy.learn.task_record import Knowledge
 from etcl_deploy.network.masked_network import MaskedNetwork
 
 

@@ -17,11 +17,11 @@ from etcl_deploy.core.task import Images, Items, Task, load, percent_right
 from etcl_deploy.errors import DataError, LearningError
 from etcl_deploy.learn.augment import moved
 from etcl_deploy.learn.events import EpochDone, Report, StepDone, TaskDone, TaskStarted, Warned
-from etcl_deploy.learn.knowledge import Knowledge
-from etcl_deploy.learn.lesson import Lesson, Snapshot, seeded
 from etcl_deploy.learn.methods import METHODS, Assignment, Method
 from etcl_deploy.learn.metrics import Row, shortage
 from etcl_deploy.learn.run import Run
+from etcl_deploy.learn.task_record import Knowledge
+from etcl_deploy.learn.task_training import Lesson, Snapshot, seeded
 from etcl_deploy.network.masked_network import EVALUATION_BATCH, MaskedNetwork
 
 CHECKED = 256  # items whose answers must be finite once a task is learned

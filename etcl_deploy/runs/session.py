@@ -17,8 +17,8 @@ from etcl_deploy.core.atomic import locked
 from etcl_deploy.core.task import Task
 from etcl_deploy.errors import RunError
 from etcl_deploy.learn.events import Event, Report, Resumed, SettingsChanged, StepDone, TaskDone
-from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.run import Run
+from etcl_deploy.learn.task_training import Snapshot
 from etcl_deploy.learn.trainer import check_tasks, learn_sequence
 from etcl_deploy.network.distributed import ALONE, Ranks
 from etcl_deploy.runs import store as directories

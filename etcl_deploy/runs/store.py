@@ -35,11 +35,11 @@ from etcl_deploy.core import atomic
 from etcl_deploy.core.plan import Plan, PlanError
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import RunError
-from etcl_deploy.learn.knowledge import HeadChange, Knowledge
-from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.metrics import forward_transfer
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.similarity import Comparison
+from etcl_deploy.learn.task_record import HeadChange, Knowledge
+from etcl_deploy.learn.task_training import Snapshot
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runs import tensors as parts
 from etcl_deploy.settings import config_from, missing_from

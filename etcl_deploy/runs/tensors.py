@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.bundle.bits import pack, unpack
-from etcl_deploy.learn.knowledge import Knowledge
+from etcl_deploy.learn.task_record import Knowledge
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.norms import Norm
 from etcl_deploy.network.state import Head, TaskState

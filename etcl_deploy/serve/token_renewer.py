@@ -1,4 +1,4 @@
-"""Keeps the tokens of a server from expiring, for as long as it runs: `python -m etcl_deploy.serve.token_renewer DIRECTORY`.
+"""Renews the tokens of a server as long as it runs: `python -m etcl_deploy.serve.token_renewer DIRECTORY`.
 
 TorchServe makes its tokens for an hour and then refuses everybody: it makes new ones only when asked to, with the API
 key of its key file. `etcl serve` starts one keeper beside each server; it ends with the server.

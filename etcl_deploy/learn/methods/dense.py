@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from etcl_deploy.core.task import Items
-from etcl_deploy.learn.knowledge import Knowledge
-from etcl_deploy.learn.lesson import Lesson
 from etcl_deploy.learn.methods.method import Assignment, Method
+from etcl_deploy.learn.task_record import Knowledge
+from etcl_deploy.learn.task_training import Lesson
 
 
 class Naive(Method):

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Items, Task
-from etcl_deploy.learn.backward import improve_heads, pull, pull_target
 from etcl_deploy.learn.events import Compared
-from etcl_deploy.learn.forward import align, guide
-from etcl_deploy.learn.knowledge import HeadChange, Knowledge, most_similar_first
-from etcl_deploy.learn.lesson import FULL, Lesson, Shares
 from etcl_deploy.learn.methods.method import Assignment, Method
-from etcl_deploy.learn.portrait import Comparer, Portrait, describe_inputs, sample, seen_by_head
+from etcl_deploy.learn.signature import Comparer, Portrait, describe_inputs, sample, seen_by_head
 from etcl_deploy.learn.similarity import Comparison
+from etcl_deploy.learn.task_record import HeadChange, Knowledge, most_similar_first
+from etcl_deploy.learn.task_training import FULL, Lesson, Shares
+from etcl_deploy.learn.transfer import align, guide, improve_heads, pull, pull_target
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.state import TaskState
 

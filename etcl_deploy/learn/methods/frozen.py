@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from etcl_deploy.learn.lesson import Lesson
 from etcl_deploy.learn.methods.method import Assignment, Method
+from etcl_deploy.learn.task_training import Lesson
 
 
 class _Frozen(Method):

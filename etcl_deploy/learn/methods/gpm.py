@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from etcl_deploy.core.operations import both
 from etcl_deploy.core.plan import Step
 from etcl_deploy.core.task import load
-from etcl_deploy.learn.knowledge import Knowledge
-from etcl_deploy.learn.lesson import Lesson
 from etcl_deploy.learn.methods.method import Assignment, Method
 from etcl_deploy.learn.projection import extended, outside
+from etcl_deploy.learn.task_record import Knowledge
+from etcl_deploy.learn.task_training import Lesson
 from etcl_deploy.network.layers import MaskedLayer
 
 MOST = 20_000  # vectors of a layer's inputs the space is taken from: patches of images are many

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from etcl_deploy.config import Learning
 from etcl_deploy.core.plan import INPUT, Plan, Step
-from etcl_deploy.learn.knowledge import Knowledge
-from etcl_deploy.learn.lesson import Lesson, Shares
 from etcl_deploy.learn.methods.method import Assignment, Method
+from etcl_deploy.learn.task_record import Knowledge
+from etcl_deploy.learn.task_training import Lesson, Shares
 from etcl_deploy.network.masked_network import MaskedNetwork
 
 LIMIT = 6.0  # of an embedding: beyond it the gate has no gradient to speak of

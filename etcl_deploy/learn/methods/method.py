@@ -12,8 +12,8 @@ from torch import Tensor
 from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Items, Task
 from etcl_deploy.learn.events import Report
-from etcl_deploy.learn.knowledge import Knowledge
-from etcl_deploy.learn.lesson import FULL, Lesson, Shares
+from etcl_deploy.learn.task_record import Knowledge
+from etcl_deploy.learn.task_training import FULL, Lesson, Shares
 from etcl_deploy.network.masked_network import EVALUATION_BATCH, MaskedNetwork
 from etcl_deploy.network.state import Masks
 

@@ -1,8 +1,10 @@
-"""Backward transfer: a new task's data improves the heads of similar ones (Eq. Lsim; GPM).
+"""How similar tasks help each other, forwards and backwards.
 
-An old task's sub-network is frozen, so the features of the new data under it are constants: computed once a task.
-Its head learns from them outside the space of its own data's features, so that its answers there stay what they were;
-and an update is kept only as far as it does no harm that can be seen without old data.
+Forwards, a new task is drawn towards the weights similar tasks selected (Eq. G-Align). Backwards, its data improves
+the heads of similar ones (Eq. Lsim; GPM). An old task's sub-network is frozen, so the features of the new data under it
+are constants: computed once a task. Its head learns from them outside the space of its own data's features, so that its
+answers there stay what they were; and an update is kept only as far as it does no harm that can be seen without old
+data.
 """
 
 from __future__ import annotations
@@ -16,15 +18,51 @@ from torch.nn import functional as F
 
 from etcl_deploy.config import Transfer
 from etcl_deploy.core.task import Items, percent_right
-from etcl_deploy.learn.knowledge import HeadChange, Knowledge
-from etcl_deploy.learn.portrait import HeadInputs, Portrait, Seen, seen_by_head
 from etcl_deploy.learn.projection import outside
+from etcl_deploy.learn.signature import HeadInputs, Portrait, Seen, seen_by_head
+from etcl_deploy.learn.task_record import HeadChange, Knowledge
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.state import Head, TaskState
 
+SHARE = 0.1  # of the gradients that `guide` adds, as in the authors' code
 BATCH = 64
 DRAWS = 20  # a class, to hold an old head against its own answers
 SHARES = (1.0, 0.5, 0.25, 0.125)  # of an update that are tried, until one does no harm
+
+
+def align(network: MaskedNetwork, items: Items, size: int, state: TaskState) -> None:
+    """Set the gradients of the scores to the sum of those through the task's own mask and through `state`'s.
+
+    Both are means over all items, looked at in batches of `size`.
+    """
+    scores = [layer.scores for layer in network.masked_layers.values()]
+    total = [torch.zeros_like(score) for score in scores]
+    batches = items.batches(size)
+    shares = [batch[network.ranks.span(len(batch))] for batch in batches]
+    for batch, (images, labels) in zip(batches, items.read(shares, network.device), strict=True):
+        with network.sharing(len(batch)):
+            own = _score_gradients(network, images, labels)
+            with network.borrowing(state):
+                theirs = _score_gradients(network, images, labels)
+        for gradient, mine, other in zip(total, own, theirs, strict=True):
+            gradient += (mine + other) * len(batch)
+    for score, gradient in zip(scores, total, strict=True):
+        score.grad = gradient / len(items)
+
+
+def guide(network: MaskedNetwork, images: Tensor, labels: Tensor, states: Sequence[TaskState]) -> None:
+    """Add a tenth of the negative score gradients through every similar task's mask to those of the step at hand."""
+    scores = [layer.scores for layer in network.masked_layers.values()]
+    for state in states:
+        with network.borrowing(state):
+            gradients = _score_gradients(network, images, labels)
+        for score, gradient in zip(scores, gradients, strict=True):
+            assert score.grad is not None
+            score.grad.add_(gradient.clamp_max(0), alpha=SHARE)
+
+
+def _score_gradients(network: MaskedNetwork, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
+    return network.score_gradients(network.mean_loss(network(images), labels))
 
 
 def pull_target(states: Sequence[TaskState]) -> Tensor | None:

@@ -14,8 +14,8 @@ from etcl_deploy.config import Learning, Similarity
 from etcl_deploy.core.task import Task
 from etcl_deploy.errors import LearningError
 from etcl_deploy.learn.events import EpochDone, Event, StepDone
-from etcl_deploy.learn.lesson import Snapshot
 from etcl_deploy.learn.methods.etcl import Etcl
+from etcl_deploy.learn.task_training import Snapshot
 from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.network.masked_network import MaskedNetwork
 
