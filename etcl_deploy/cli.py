@@ -12,7 +12,7 @@ import typer
 from etcl_deploy.commands import artifacts, benchmarks, bundles, experiments, learning, serving
 from etcl_deploy.commands.console import err
 from etcl_deploy.errors import EtclError
-from etcl_deploy.render import plain
+from etcl_deploy.report.tables import plain
 
 app = typer.Typer(
     help="Continual learning that ends in something you can deploy: learn, bundle, serve, export.",

@@ -31,7 +31,7 @@ from etcl_deploy.learn.events import (
     TaskStarted,
     Warned,
 )
-from etcl_deploy.render import GOOD, QUIET, plain
+from etcl_deploy.report.tables import GOOD, QUIET, plain
 
 
 class TrainingProgress:

@@ -29,11 +29,10 @@ LAYERS = {
     "devices": 5.1,
     "runs": 5,
     "serve": 5,
-    "doctor": 5.2,
-    "demo": 6,
-    "render": 6.5,
+    "doctor": 5.5,
+    "demo": 5.5,
     "progress": 7,
-    "report": 7,
+    "report": 6,
     "bench": 7,
     "commands": 8,
     "cli": 9,
@@ -169,7 +168,7 @@ def test_the_command_line_starts_light() -> None:
     tops = [path for name, path in SOURCES.items() if name.split(".")[0] in ("cli", "commands")]
     found = {name for path in tops for name in imports(path, top_only=True)}
     ours = {name.removeprefix("etcl_deploy.").split(".")[0] for name in found if name.startswith("etcl_deploy")}
-    assert ours == {"commands", "errors", "render"}
+    assert ours == {"commands", "errors", "report"}
     others = {name.split(".")[0] for name in found} - {"etcl_deploy"}
     light = {"__future__", "collections", "dataclasses", "json", "os", "pathlib", "shlex", "sys"}
     assert others <= light | {"typing", "typer", "rich"}

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from etcl_deploy.bench.run import Row, lacks, verdict_of
 from etcl_deploy.bench.targets import Figure, Table, Target
-from etcl_deploy.render import BAD, GOOD, QUIET, Rows
+from etcl_deploy.report.tables import BAD, GOOD, QUIET, Rows
 
 STYLES = {"aim": f"bold {GOOD}", "now": GOOD, "miss": f"bold {BAD}", "failed": f"bold {BAD}"}
 RATIOS = {"": 17, "now": 11, "aim": 12, "verdict": 9}  # how wide columns are beside each other; the others 15

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from etcl_deploy.commands.console import BundleFile, Json, Store, err, show
-from etcl_deploy.render import plain
+from etcl_deploy.report.tables import plain
 
 
 def predict(
@@ -21,7 +21,7 @@ def predict(
 ) -> None:
     """Class and scores of images."""
     from etcl_deploy.bundle.bundle import load_bundle
-    from etcl_deploy.render import predictions_report
+    from etcl_deploy.report.tables import predictions_report
     from etcl_deploy.runtime.predictor import Predictor
 
     answers = Predictor(load_bundle(path)).predict(files, [task] * len(files))
@@ -37,7 +37,7 @@ def archive(
 ) -> None:
     """NAME.mar for TorchServe, complete: the server needs no etcl_deploy."""
     from etcl_deploy.export.to_mar import archive as write
-    from etcl_deploy.render import size
+    from etcl_deploy.report.tables import size
 
     target = write(path, name, model_store)
     result = {"file": str(target), "name": name, "bytes": target.stat().st_size}
@@ -65,7 +65,7 @@ def onnx(
     """Tasks as stand-alone ONNX files, each compared with the bundle before it is kept."""
     from etcl_deploy.devices import export_bundle
     from etcl_deploy.export.to_onnx import Form
-    from etcl_deploy.render import onnx_line, onnx_report
+    from etcl_deploy.report.tables import onnx_line, onnx_report
 
     if (task is not None) + every + multitask != 1:
         raise typer.BadParameter("one of --task NAME, --all and --multitask says what to export")
@@ -100,7 +100,7 @@ def web(
     """A static page that runs the tasks in a browser, offline."""
     from etcl_deploy.bundle.bundle import load_bundle
     from etcl_deploy.export.web.site import write_site
-    from etcl_deploy.render import size
+    from etcl_deploy.report.tables import size
 
     report = write_site(load_bundle(path), output, title or path.stem, runtime, force=force)
     line = (

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from etcl_deploy.commands.console import BundleFile, DataRoot, Json, err, show
-from etcl_deploy.render import plain
+from etcl_deploy.report.tables import plain
 
 Encoding = Annotated[
     Literal["coded", "packed"], typer.Option(help="Masks: small, to be shipped, or a bit a weight, to be mapped.")
@@ -53,7 +53,7 @@ def inspect(path: BundleFile, as_json: Json = False) -> None:
     """What is inside a bundle: bytes by part and by task."""
     from etcl_deploy.bundle.bundle import load_bundle
     from etcl_deploy.bundle.summary import summarize
-    from etcl_deploy.render import bundle_report
+    from etcl_deploy.report.tables import bundle_report
 
     info = summarize(load_bundle(path), path)
     show(info, as_json=as_json, picture=bundle_report(info))
@@ -78,7 +78,7 @@ def delta(
 ) -> None:
     """Write what later tasks added to a bundle, to be applied to the old one."""
     from etcl_deploy.bundle.delta import write_delta
-    from etcl_deploy.render import size
+    from etcl_deploy.report.tables import size
 
     write_delta(old, new, output)
     small, large = output.stat().st_size, new.stat().st_size

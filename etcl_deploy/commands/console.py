@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console, RenderableType
 
-from etcl_deploy.render import plain
+from etcl_deploy.report.tables import plain
 
 if TYPE_CHECKING:
     from etcl_deploy.config import Config

@@ -17,7 +17,7 @@ data = typer.Typer(help="What a recipe needs, and how to get it.", no_args_is_he
 def recipes(data_root: DataRoot = None, as_json: Json = False) -> None:
     """The named experiments: network, tasks, data needed and whether it is there."""
     from etcl_deploy.data.inventory import list_recipes
-    from etcl_deploy.render import recipes_report
+    from etcl_deploy.report.tables import recipes_report
 
     rows = list_recipes(data_root)
     show(rows, as_json=as_json, picture=recipes_report(rows))
@@ -27,7 +27,7 @@ def recipes(data_root: DataRoot = None, as_json: Json = False) -> None:
 def check(recipe: Recipe, data_root: DataRoot = None, as_json: Json = False) -> None:
     """What is there, what is missing, and where to get it."""
     from etcl_deploy.data.inventory import check_recipe
-    from etcl_deploy.render import data_report
+    from etcl_deploy.report.tables import data_report
 
     rows = check_recipe(recipe, data_root)
     show(rows, as_json=as_json, picture=data_report(rows))
@@ -40,7 +40,7 @@ def fetch(recipe: Recipe, data_root: DataRoot = None, as_json: Json = False) -> 
     """Download what is missing, verified by digest; what was cut off goes on where it stopped."""
     from etcl_deploy.data.fetch import fetch_recipe
     from etcl_deploy.progress import DownloadProgress
-    from etcl_deploy.render import data_report
+    from etcl_deploy.report.tables import data_report
 
     with DownloadProgress(err) as progress:
         rows = fetch_recipe(recipe, data_root, progress)
@@ -62,7 +62,7 @@ def compare(
 ) -> None:
     """Methods by seeds, the same budget for each; goes on where it stopped."""
     from etcl_deploy.progress import TrainingProgress
-    from etcl_deploy.render import compare_report
+    from etcl_deploy.report.tables import compare_report
     from etcl_deploy.runs import compare as comparing
 
     values = settings_of(settings, {"epochs": epochs, "tasks": tasks})

@@ -30,7 +30,7 @@ def demo(
 
     from etcl_deploy.demo import run_demo
     from etcl_deploy.progress import TrainingProgress
-    from etcl_deploy.render import demo_report
+    from etcl_deploy.report.tables import demo_report
 
     progress = TrainingProgress(err)
     with TemporaryDirectory(prefix="etcl-demo-") as temporary, progress.bars:
@@ -109,7 +109,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Accuracy matrix, ACC, BWT, FWT, share claimed; what each task was compared with, which heads it changed."""
-    from etcl_deploy.render import run_report, transfer_report
+    from etcl_deploy.report.tables import run_report, transfer_report
     from etcl_deploy.runs.compare import summary_beside
     from etcl_deploy.runs.store import load
 
@@ -127,7 +127,7 @@ def _learn(
     """
     from etcl_deploy.network.distributed import joined
     from etcl_deploy.progress import TrainingProgress
-    from etcl_deploy.render import run_report
+    from etcl_deploy.report.tables import run_report
     from etcl_deploy.runs.build import choose_device
     from etcl_deploy.runs.logs import write_tensorboard
     from etcl_deploy.runs.store import RECORD, how_to_go_on, load

@@ -10,7 +10,7 @@ import typer
 
 from etcl_deploy.commands.console import Json, Store, err, show
 from etcl_deploy.errors import ServeError
-from etcl_deploy.render import plain
+from etcl_deploy.report.tables import plain
 
 
 def serve(
@@ -33,7 +33,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Start TorchServe on loopback with tokens on, and wait until it answers."""
-    from etcl_deploy.render import server_report
+    from etcl_deploy.report.tables import server_report
     from etcl_deploy.serve import process, server
 
     if stop and status:
@@ -107,7 +107,7 @@ def _only_server(model_store: Path) -> str:
 def doctor(as_json: Json = False) -> None:
     """What works on this machine, what is missing, how to get it."""
     from etcl_deploy.doctor import examine
-    from etcl_deploy.render import doctor_report
+    from etcl_deploy.report.tables import doctor_report
 
     checks = examine()
     show([asdict(c) for c in checks], as_json=as_json, picture=doctor_report(checks))

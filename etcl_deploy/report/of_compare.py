@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from etcl_deploy.errors import RunError
-from etcl_deploy.render import compare_cells
 from etcl_deploy.report import figures
 from etcl_deploy.report.page import Page, Picture, Section, Table
+from etcl_deploy.report.tables import compare_cells
 from etcl_deploy.runs.compare import RECORD, Row
 from etcl_deploy.settings import flat
 

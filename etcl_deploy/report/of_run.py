@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from etcl_deploy.learn.methods import METHODS
-from etcl_deploy.render import shown, size
 from etcl_deploy.report import figures
 from etcl_deploy.report.page import Page, Picture, Section, Table
+from etcl_deploy.report.tables import shown, size
 from etcl_deploy.runs.compare import summary_beside
 from etcl_deploy.runs.logs import read_events
 from etcl_deploy.runs.statistics import needed_bytes, overlap, used_over_time
