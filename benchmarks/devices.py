@@ -29,7 +29,7 @@ from served import show, write_made
 from torch import nn
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
-from etcl_deploy.devices import export_all, file_names
+from etcl_deploy.cli.onnx_files import export_all, file_names
 from etcl_deploy.export.parity import LIMITS, answers_of, compare, session
 from etcl_deploy.export.to_onnx import Form, export_task, task_model, write_checked
 from etcl_deploy.learn.trainer import predict

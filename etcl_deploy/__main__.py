@@ -1,5 +1,5 @@
 """`python -m etcl_deploy` is `etcl`."""
 
-from etcl_deploy.cli import main
+from etcl_deploy.cli.main import main
 
 main()

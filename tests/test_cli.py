@@ -255,7 +255,7 @@ def test_python_dash_m_is_the_same_command() -> None:
 def test_doctor_works_where_torch_is_missing() -> None:
     """The machine it exists for."""
     code = (
-        "import sys; sys.modules['torch'] = None; from etcl_deploy.doctor import examine; "
+        "import sys; sys.modules['torch'] = None; from etcl_deploy.cli.doctor import examine; "
         "assert [c.found for c in examine() if c.name == 'CUDA'] == ['unknown: torch is not installed']"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

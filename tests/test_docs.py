@@ -11,10 +11,10 @@ import typer
 from conftest import ROOT
 from typer.core import TyperCommand, TyperGroup
 
-from etcl_deploy.cli import app
-from etcl_deploy.commands.learning import BACKBONE_HELP, METHOD_HELP
+from etcl_deploy.cli.commands.learning import BACKBONE_HELP, METHOD_HELP
+from etcl_deploy.cli.doctor import PACKAGES
+from etcl_deploy.cli.main import app
 from etcl_deploy.config import Config
-from etcl_deploy.doctor import PACKAGES
 from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.network.backbones import BACKBONES
 from etcl_deploy.settings import flat, tomllib

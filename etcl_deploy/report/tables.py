@@ -11,8 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from etcl_deploy.demo import DemoResult
-    from etcl_deploy.doctor import Check
     from etcl_deploy.runs.compare import Figure, Row
 
 GOOD, BAD, QUIET = "green", "red", "dim"
@@ -244,22 +242,23 @@ def onnx_report(reports: Sequence[Mapping[str, Any]]) -> RenderableType:
     return made
 
 
-def demo_report(result: DemoResult) -> RenderableType:
+def demo_report(result: Mapping[str, Any]) -> RenderableType:
     """Per task: accuracy then and now, how many items each way gave the network's class; then the sizes."""
-    ways = list(result.tasks[0].same)
-    made = table("task", ">learned", ">at end", *(f">{way}" for way in ways))
-    for task in result.tasks:
+    tasks, sizes = result["tasks"], result["bytes"]
+    made = table("task", ">learned", ">at end", *(f">{way}" for way in tasks[0]["same"]))
+    for task in tasks:
         counts = [
-            Text(f"{count}/{task.items} same", GOOD if count == task.items else BAD) for count in task.same.values()
+            Text(f"{count}/{task['items']} same", GOOD if count == task["items"] else BAD)
+            for count in task["same"].values()
         ]
-        made.add_row(task.name, percent(task.after_learning), percent(task.at_end), *counts)
-    sizes = {
-        "bundle": size(result.bundle),
-        f"{len(result.tasks)} separate models": size(result.separate),
-        "ratio": f"{result.bundle / result.separate:.2f}",
+        made.add_row(task["name"], percent(task["after_learning"]), percent(task["at_end"]), *counts)
+    bytes_line = {
+        "bundle": size(sizes["bundle"]),
+        f"{len(tasks)} separate models": size(sizes["separate"]),
+        "ratio": f"{sizes['bundle'] / sizes['separate']:.2f}",
     }
-    others = {"largest mixed batch": str(result.largest_batch), "time": f"{result.seconds:.0f} s"}
-    return Group(made, facts(**sizes), facts(**others))
+    others = {"largest mixed batch": str(result["largest_batch"]), "time": f"{result['seconds']:.0f} s"}
+    return Group(made, facts(**bytes_line), facts(**others))
 
 
 def server_report(info: Mapping[str, Any]) -> RenderableType:
@@ -271,10 +270,10 @@ def server_report(info: Mapping[str, Any]) -> RenderableType:
     return made
 
 
-def doctor_report(checks: Sequence[Check]) -> RenderableType:
+def doctor_report(checks: Sequence[Mapping[str, Any]]) -> RenderableType:
     """One line a check."""
     made = table("", "what", "found", "how to get it")
     for check in checks:
-        sign = Text("✓", GOOD) if check.ok else Text("✗" if check.needed else "-", BAD if check.needed else QUIET)
-        made.add_row(sign, check.name, check.found, check.hint)
+        missing = Text("✗", BAD) if check["needed"] else Text("-", QUIET)
+        made.add_row(Text("✓", GOOD) if check["ok"] else missing, check["name"], check["found"], check["hint"])
     return made

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from etcl_deploy.commands.console import DataRoot, Device, Json, Settings, config_of, err, settings_of, show
+from etcl_deploy.cli.commands.console import DataRoot, Device, Json, Settings, config_of, err, settings_of, show
 
 Recipe = Annotated[str, typer.Argument(help="A named experiment; `etcl recipes` lists them.")]
 
@@ -38,8 +38,8 @@ def check(recipe: Recipe, data_root: DataRoot = None, as_json: Json = False) -> 
 @data.command()
 def fetch(recipe: Recipe, data_root: DataRoot = None, as_json: Json = False) -> None:
     """Download what is missing, verified by digest; what was cut off goes on where it stopped."""
+    from etcl_deploy.cli.progress import DownloadProgress
     from etcl_deploy.data.fetch import fetch_recipe
-    from etcl_deploy.progress import DownloadProgress
     from etcl_deploy.report.tables import data_report
 
     with DownloadProgress(err) as progress:
@@ -61,7 +61,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Methods by seeds, the same budget for each; goes on where it stopped."""
-    from etcl_deploy.progress import TrainingProgress
+    from etcl_deploy.cli.progress import TrainingProgress
     from etcl_deploy.report.tables import compare_report
     from etcl_deploy.runs import compare as comparing
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from etcl_deploy.commands.console import Json, Store, err, show
+from etcl_deploy.cli.commands.console import Json, Store, err, show
 from etcl_deploy.errors import ServeError
 from etcl_deploy.report.tables import plain
 
@@ -106,10 +106,10 @@ def _only_server(model_store: Path) -> str:
 
 def doctor(as_json: Json = False) -> None:
     """What works on this machine, what is missing, how to get it."""
-    from etcl_deploy.doctor import examine
+    from etcl_deploy.cli.doctor import examine
     from etcl_deploy.report.tables import doctor_report
 
-    checks = examine()
-    show([asdict(c) for c in checks], as_json=as_json, picture=doctor_report(checks))
-    if not all(check.ok or not check.needed for check in checks):
+    checks = [asdict(check) for check in examine()]
+    show(checks, as_json=as_json, picture=doctor_report(checks))
+    if not all(check["ok"] or not check["needed"] for check in checks):
         raise typer.Exit(1)

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from etcl_deploy.commands import artifacts, benchmarks, bundles, experiments, learning, serving
-from etcl_deploy.commands.console import err
+from etcl_deploy.cli.commands import artifacts, benchmarks, bundles, experiments, learning, serving
+from etcl_deploy.cli.commands.console import err
 from etcl_deploy.errors import EtclError
 from etcl_deploy.report.tables import plain
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from etcl_deploy.commands.console import BundleFile, DataRoot, Json, err, show
+from etcl_deploy.cli.commands.console import BundleFile, DataRoot, Json, err, show
 from etcl_deploy.report.tables import plain
 
 Encoding = Annotated[

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, Group
 
-from etcl_deploy.commands.console import DataRoot, Device, Json, RunFolder, Settings, config_of, err, settings_of, show
+from etcl_deploy.cli.commands.console import (
+    DataRoot,
+    Device,
+    Json,
+    RunFolder,
+    Settings,
+    config_of,
+    err,
+    settings_of,
+    show,
+)
 from etcl_deploy.errors import EtclError, LearningError
 
 if TYPE_CHECKING:
@@ -28,14 +38,15 @@ def demo(
     """The whole loop on real handwritten digits: learn, bundle, serve over HTTP, export, compare."""
     from tempfile import TemporaryDirectory
 
+    from etcl_deploy.cli.progress import TrainingProgress
     from etcl_deploy.demo import run_demo
-    from etcl_deploy.progress import TrainingProgress
     from etcl_deploy.report.tables import demo_report
 
     progress = TrainingProgress(err)
     with TemporaryDirectory(prefix="etcl-demo-") as temporary, progress.bars:
         result = run_demo(workdir or Path(temporary), progress, progress.stage)
-    show(result.as_json(), as_json=as_json, picture=demo_report(result))
+    document = result.as_json()
+    show(document, as_json=as_json, picture=demo_report(document))
     if not all(task.agree for task in result.tasks):
         raise EtclError("the four ways to ask did not agree; see the table")
 
@@ -125,8 +136,8 @@ def _learn(
 
     Of several processes that learn together the first does all of the speaking.
     """
+    from etcl_deploy.cli.progress import TrainingProgress
     from etcl_deploy.network.distributed import joined
-    from etcl_deploy.progress import TrainingProgress
     from etcl_deploy.report.tables import run_report
     from etcl_deploy.runs.build import choose_device
     from etcl_deploy.runs.logs import write_tensorboard

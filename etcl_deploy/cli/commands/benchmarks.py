@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from etcl_deploy.commands.console import Json, err, show
+from etcl_deploy.cli.commands.console import Json, err, show
 from etcl_deploy.report.tables import plain
 
 

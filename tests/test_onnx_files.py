@@ -14,9 +14,9 @@ from made import made_bundle
 from test_cli import answer, etcl, fails
 
 from etcl_deploy.bundle.bundle import save, to_bytes
+from etcl_deploy.cli.onnx_files import export_all, file_names
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.task import Task
-from etcl_deploy.devices import export_all, file_names
 from etcl_deploy.edge import Model
 from etcl_deploy.errors import ExportError
 from etcl_deploy.export.to_onnx import Form

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from etcl_deploy.commands.console import BundleFile, Json, Store, err, show
+from etcl_deploy.cli.commands.console import BundleFile, Json, Store, err, show
 from etcl_deploy.report.tables import plain
 
 
@@ -63,7 +63,7 @@ def onnx(
     as_json: Json = False,
 ) -> None:
     """Tasks as stand-alone ONNX files, each compared with the bundle before it is kept."""
-    from etcl_deploy.devices import export_bundle
+    from etcl_deploy.cli.onnx_files import export_bundle
     from etcl_deploy.export.to_onnx import Form
     from etcl_deploy.report.tables import onnx_line, onnx_report
 

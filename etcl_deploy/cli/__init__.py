@@ -1,0 +1,1 @@
+"""The command `etcl`: parsing, progress, and what only a person at a terminal asks for."""
