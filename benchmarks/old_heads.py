@@ -23,7 +23,7 @@ from torch import Tensor
 from etcl_deploy.config import Transfer
 from etcl_deploy.core.task import Items
 from etcl_deploy.learn.run import Run
-from etcl_deploy.learn.signature import Portrait, Seen, describe_inputs
+from etcl_deploy.learn.signature import Seen, TaskSignature, describe_inputs
 from etcl_deploy.learn.task_training import seeded
 from etcl_deploy.learn.trainer import accuracy
 from etcl_deploy.learn.transfer import improve_heads
@@ -57,17 +57,17 @@ def remember_features(network: MaskedNetwork) -> None:
 
 def replay(run: Run, parts: dict[str, tuple[Items, Items]], transfer: Transfer, seed: int) -> tuple[float, float]:
     """Mean validation accuracy of all tasks as they were learned, and after all that was done to their heads."""
-    network, knowledge = run.network, {}
-    for name, known in run.knowledge.items():
+    network, records = run.network, {}
+    for name, known in run.records.items():
         network.change_head(name, known.head)
         training, _ = parts[name]
         features, classes = network.embed(training.images, name), len(network.finished[name].classes)
         inputs = describe_inputs(Seen(features, training.labels), classes, transfer.head_energy)
-        knowledge[name] = replace(known, memory=replace(Portrait.of(known.memory), inputs=inputs).tensors())
+        records[name] = replace(known, memory=replace(TaskSignature.of(known.memory), inputs=inputs).tensors())
     learned = [accuracy(network, parts[name][1], name) for name in run.tasks]
     for position, name in enumerate(run.tasks, start=1):
-        similar = [network.finished[earlier] for earlier in knowledge[name].similar]
-        improve_heads(network, name, similar, *parts[name], knowledge, transfer, seeded(seed, position, 0))
+        similar = [network.finished[earlier] for earlier in records[name].similar]
+        improve_heads(network, name, similar, *parts[name], records, transfer, seeded(seed, position, 0))
     return fmean(learned), fmean(accuracy(network, parts[name][1], name) for name in run.tasks)
 
 

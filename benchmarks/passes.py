@@ -36,7 +36,7 @@ from etcl_deploy.client.client import Client
 from etcl_deploy.config import Config
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.task import Items
-from etcl_deploy.learn.signature import Comparer, Portrait, describe_inputs, seen_by_head
+from etcl_deploy.learn.signature import Comparer, TaskSignature, describe_inputs, seen_by_head
 from etcl_deploy.network.masks import keep_top
 from etcl_deploy.runs.build import build_network
 from etcl_deploy.runtime.onnx_engine import OnnxEngine
@@ -89,15 +89,15 @@ def comparing() -> float:
     comparer, classes = Comparer(network, config.learning.similarity), tuple("0123456789")
     items = torch.stack(images(600))
     labels = torch.randint(0, len(classes), (300,), generator=generator)
-    portraits = {}
+    signatures = {}
     for number in range(EARLIER):
         name = f"task-{number}"
         network.begin(name, classes, generator, fresh_scores=True)
         network.finish([items[:300]])
         seen = seen_by_head(network, Items(items[:300], labels), name)
         signatures = comparer.original(items[:300]), comparer.learned(items[:300], name)
-        portraits[name] = Portrait(*signatures, describe_inputs(seen, len(classes), 0.99))
-    return several(lambda: comparer.compare(items[300:], portraits), 1)
+        signatures[name] = TaskSignature(*signatures, describe_inputs(seen, len(classes), 0.99))
+    return several(lambda: comparer.compare(items[300:], signatures), 1)
 
 
 def bundling() -> float:

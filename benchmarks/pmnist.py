@@ -34,8 +34,8 @@ def learn(config: Config, say: Callable[[str], None]) -> dict[str, object]:
         if not isinstance(event, TaskDone):
             return
         layers = event.run.network.masked_layers
-        for snapshot in claimed:
-            changed += sum(owned(layers[name], mask) != data for name, (mask, data) in snapshot.items())
+        for checkpoint in claimed:
+            changed += sum(owned(layers[name], mask) != data for name, (mask, data) in checkpoint.items())
         claimed.append({n: (layer.claimed.clone(), owned(layer, layer.claimed)) for n, layer in layers.items()})
         say(f"seed {seed}: {event.task} {event.run.matrix[-1][-1]:.2f} %, {event.run.network.claimed():.0%} claimed")
 

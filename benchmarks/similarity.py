@@ -137,7 +137,7 @@ def measure(config: Config, name: str, others: Sequence[str]) -> dict[str, Any]:
     network = build_network(config)
     run = learn_sequence(network, tasks, config.learning)
     pairs: list[dict[str, Any]] = []
-    for later, known in run.knowledge.items():
+    for later, known in run.records.items():
         pairs += [{"earlier": c.task, "later": later, "while learning": c.gap} for c in known.comparisons]
     for distance in others:
         apart = distances(network, tasks, config, distance)

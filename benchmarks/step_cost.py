@@ -68,7 +68,7 @@ def sides(case: str, count: int) -> tuple[Callable[[], None], Callable[[], None]
     network.begin("task", classes, generator)
     nothing = torch.empty(0)
     task = Task("task", classes, nothing, nothing, nothing, nothing)
-    lesson, dense = Etcl(network, Learning(learning_rate=0.001)).lesson(task), Dense(network, len(classes))
+    progress, dense = Etcl(network, Learning(learning_rate=0.001)).prepare(task), Dense(network, len(classes))
     optimizer = torch.optim.Adam(dense.parameters(), lr=0.001, fused=True)
     network.train()
     dense.train()
@@ -86,7 +86,7 @@ def sides(case: str, count: int) -> tuple[Callable[[], None], Callable[[], None]
 
     def ours() -> None:
         images, labels = next(batches)
-        lesson.descend(F.cross_entropy(network(images), labels))
+        progress.descend(F.cross_entropy(network(images), labels))
 
     def other() -> None:
         images, labels = next(others)

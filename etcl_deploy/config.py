@@ -50,7 +50,7 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "gpm_items": (lambda v: v >= 2, "at least 2"),
     "hat_steepness": (lambda v: 1 <= v < inf, "at least 1"),
     "hat_rate": (lambda v: 0 < v < inf, "above 0"),
-    "hat_thrift": (lambda v: 0 <= v < inf, "0 or more"),
+    "hat_c": (lambda v: 0 <= v < inf, "0 or more"),
     "pull": (lambda v: 0 <= v < inf, "0 or more"),
     "head_energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "head_epochs": (lambda v: v >= 1, "at least 1"),
@@ -158,7 +158,7 @@ class Transfer(Section):
 
 
 @dataclass(frozen=True)
-class Others(Section):
+class Baselines(Section):
     """What methods other than ETCL are told."""
 
     ewc_strength: float = 100.0  # lambda of EWC: weight of its penalty
@@ -167,7 +167,7 @@ class Others(Section):
     gpm_items: int = 125  # items that space is taken from
     hat_steepness: float = 400.0  # s_max of HAT: how close to 0 or 1 its gates are at the end of an epoch
     hat_rate: float = 30.0  # learning rate of its gates, as a multiple of the others'
-    hat_thrift: float = 0.75  # c of HAT: weight of the penalty on units no task has used yet
+    hat_c: float = 0.75  # c of HAT: weight of the penalty on units no task has used yet
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Learning(Section):
     weights: str | None = None
     similarity: Similarity = field(default_factory=Similarity)
     transfer: Transfer = field(default_factory=Transfer)
-    others: Others = field(default_factory=Others)
+    baselines: Baselines = field(default_factory=Baselines)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,10 +18,6 @@ else:
     import tomli as tomllib
 
 
-# Settings that stood in another section once: records that old are still read.
-MOVED = ("learning.others.weights",)
-
-
 def recipe_names() -> list[str]:
     """The recipes that ship with the package."""
     folder = resources.files("etcl_deploy.recipes")
@@ -86,9 +82,6 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 def _flat(values: Mapping[str, Any], section: Section, path: str) -> Iterator[tuple[str, Any]]:
     known = [f.name for f in fields(section)]  # type: ignore[arg-type]
     for key, value in values.items():
-        if f"{path}.{key}" in MOVED:
-            yield key, value
-            continue
         if key not in known:
             where = f" in [{path}]" if path else ""
             raise ConfigError(f"unknown key {key!r}{where}; known: {', '.join(known)}")

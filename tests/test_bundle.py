@@ -111,7 +111,7 @@ def test_a_later_format_is_refused_by_number(bundle_file: Path, monkeypatch: pyt
 
 
 def put(sections: dict[str, Tensor], name: str, numbers: Tensor) -> None:
-    """Others in their place, kept as they were."""
+    """Baselines in their place, kept as they were."""
     sections[name] = as_section(numbers, coded=sections[name].dtype == torch.uint8)
 
 

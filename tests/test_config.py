@@ -4,7 +4,7 @@ import pytest
 
 from etcl_deploy.config import Config
 from etcl_deploy.errors import ConfigError
-from etcl_deploy.settings import config_from, load_recipe, missing_from, parse_settings
+from etcl_deploy.settings import config_from, load_recipe, parse_settings
 
 
 def test_json_round_trip() -> None:
@@ -12,15 +12,6 @@ def test_json_round_trip() -> None:
     config = load_recipe("digits").with_values({"epochs": 7, "width": 9})
     assert config_from(config.as_json()) == config
     assert config.recipe == "digits"
-
-
-def test_a_setting_that_moved_is_read_where_it_was() -> None:
-    """Runs, comparisons and recorded results that say `learning.others.weights` are as good as new ones."""
-    config = Config().with_values({"weights": "backbone.safetensors"})
-    old = config.as_json()
-    old["learning"]["others"]["weights"] = old["learning"].pop("weights")
-    assert config_from(old) == config
-    assert missing_from(old) == []
 
 
 def test_settings_are_typed_and_reach_their_section() -> None:

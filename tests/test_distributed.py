@@ -97,7 +97,7 @@ def test_a_process_that_dies_ends_the_others_and_all_of_it_goes_on(tmp_path: Pat
     finish(start(2, "train", "digits", "--run", tmp_path / "whole", *words))
     run = tmp_path / "run"
     process = start(2, "train", "digits", "--run", run, *words, "--set", "checkpoint_seconds=0")
-    while not list(run.glob("lesson-*")):
+    while not list(run.glob("checkpoint-*")):
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
     learning = psutil.Process(process.pid).children()

@@ -34,7 +34,7 @@ FOREIGN = {
     "--bind",
     "--directory",
     "--start",
-    "--no-config-snapshots",
+    "--no-config-checkpoints",
     "--ts-config",
     "--logdir",
     "--try",  # this and the next: of scripts in benchmarks/

@@ -21,10 +21,10 @@ from etcl_deploy.core.task import Task
 from etcl_deploy.errors import ConfigError, ExportError
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.events import Event, StepDone
-from etcl_deploy.learn.methods import METHODS, Assignment
+from etcl_deploy.learn.methods import METHODS, TaskContext
 from etcl_deploy.learn.methods.dense import Ewc
 from etcl_deploy.learn.methods.hat import masks_of, unit_chains
-from etcl_deploy.learn.task_training import Snapshot
+from etcl_deploy.learn.task_training import Checkpoint
 from etcl_deploy.learn.trainer import learn_sequence, predict
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runs import tensors as parts
@@ -96,11 +96,11 @@ def test_taken_up_again_it_ends_the_same(method: str) -> None:
     tasks, settings = make_tasks(2), options(method)
     whole = with_dropout()
     expected = learn_sequence(whole, tasks, settings).memory
-    taken: list[Snapshot] = []
+    taken: list[Checkpoint] = []
 
     def stop(event: Event) -> None:
         if isinstance(event, StepDone) and event.task == "t1" and event.step == 1 and event.epoch == 2:
-            taken.append(event.snapshot())
+            taken.append(event.checkpoint())
             raise StopError
 
     left = with_dropout()
@@ -108,7 +108,7 @@ def test_taken_up_again_it_ends_the_same(method: str) -> None:
         learn_sequence(left, tasks, settings, stop)
     again = with_dropout()
     first = learn_sequence(again, tasks[:1], settings)
-    found = learn_sequence(again, tasks[1:], settings, before=first, earlier=tasks[:1], snapshot=taken[0]).memory
+    found = learn_sequence(again, tasks[1:], settings, before=first, earlier=tasks[:1], checkpoint=taken[0]).memory
     assert everything(again) == everything(whole)
     assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
 
@@ -122,11 +122,11 @@ def test_a_finished_task_is_kept_as_tensors(method: str) -> None:
     kept = parts.restore_backbone(other, parts.backbone_tensors(network, run.memory))
     assert kept.keys() == run.memory.keys() and all(torch.equal(kept[key], run.memory[key]) for key in kept)
     for name, state in network.finished.items():
-        tensors = parts.task_tensors(state, run.knowledge[name], {})
+        tensors = parts.task_tensors(state, run.records[name], {})
         other.restore(parts.task_from(tensors, other, name, state.classes))
-        known = parts.under(tensors, "knowledge")
-        assert known.keys() == run.knowledge[name].memory.keys()
-        assert all(torch.equal(known[key], run.knowledge[name].memory[key]) for key in known)
+        known = parts.under(tensors, "record")
+        assert known.keys() == run.records[name].memory.keys()
+        assert all(torch.equal(known[key], run.records[name].memory[key]) for key in known)
     for task in tasks:
         assert torch.equal(predict(other, task.name, task.test_x), predict(network, task.name, task.test_x))
 
@@ -239,7 +239,7 @@ def test_ewc_holds_on_to_what_matters() -> None:
     method = Ewc(network, options("ewc"))
     method.memory = memory
     items = tasks[1].training
-    method.begin(Assignment(tasks[1], items, items, run.knowledge, torch.Generator(), lambda event: None))
+    method.begin(TaskContext(tasks[1], items, items, run.records, torch.Generator(), lambda event: None))
     network.train()
     network(tasks[1].train_x[:4])
     found = method.penalty()
@@ -255,7 +255,7 @@ def test_ewc_holds_on_to_what_matters() -> None:
 
     def drift(strength: float) -> float:
         other = small("fcn3")
-        settings = options("ewc", others=replace(BASE.others, ewc_strength=strength))
+        settings = options("ewc", baselines=replace(BASE.baselines, ewc_strength=strength))
         first = learn_sequence(other, tasks[:1], settings)
         start = weights(other)
         learn_sequence(other, contradicting(2)[1:], settings, before=first)
@@ -287,7 +287,7 @@ def test_hat_learns_its_gates() -> None:
     """A higher price leaves fewer units in use; with one batch an epoch gates still harden."""
     used = []
     for thrift in (0.0, 20.0):
-        settings = options("hat", epochs=10, others=replace(BASE.others, hat_thrift=thrift))
+        settings = options("hat", epochs=10, baselines=replace(BASE.baselines, hat_c=thrift))
         run = learn_sequence(small("fcn3", width=32), make_tasks(1, items=90), settings)
         used.append(sum(int(units.sum()) for units in run.memory.values()))
     assert used[1] < 0.8 * used[0]

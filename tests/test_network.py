@@ -70,8 +70,8 @@ def test_claimed_weights_and_old_answers_keep_their_bits(backbone: str, options:
     def remember(event: Event) -> None:
         layers = network.masked_layers
         if isinstance(event, StepDone):  # before anything is put back
-            for snapshot in claimed:
-                assert all(owned(layers[name], mask) == data for name, (mask, data) in snapshot.items())
+            for checkpoint in claimed:
+                assert all(owned(layers[name], mask) == data for name, (mask, data) in checkpoint.items())
         if not isinstance(event, TaskDone):
             return
         claimed.append({n: (layer.claimed.clone(), owned(layer, layer.claimed)) for n, layer in layers.items()})
@@ -81,8 +81,8 @@ def test_claimed_weights_and_old_answers_keep_their_bits(backbone: str, options:
         return layer.weight.detach()[mask].numpy().tobytes()
 
     learn_sequence(network, tasks, options, remember)
-    for snapshot in claimed:
-        for name, (mask, data) in snapshot.items():
+    for checkpoint in claimed:
+        for name, (mask, data) in checkpoint.items():
             assert owned(network.masked_layers[name], mask) == data
     assert len(logits) == 5
     assert set(logits) == {logits[0]}

@@ -310,10 +310,10 @@ def test_real_tasks_that_are_similar_are_found_and_permuted_ones_are_not(tmp_pat
     """Three samples of F-EMNIST-1, learned for a few epochs, and three permutations of MNIST."""
     quick = {"width": 10, "epochs": 4, "tasks": 3}
     run = train(load_recipe("femnist1").with_values(quick), None, tmp_path / "similar", "cpu", lambda event: None)
-    assert run.knowledge["sample-02"].similar == ("sample-01",)
-    assert set(run.knowledge["sample-03"].similar) == {"sample-01", "sample-02"}
+    assert run.records["sample-02"].similar == ("sample-01",)
+    assert set(run.records["sample-03"].similar) == {"sample-01", "sample-02"}
     assert load(tmp_path / "similar").run.summary(load_recipe("femnist1"))["similar"]
     slow = {"tasks": 3, "epochs": 1, "batch_size": 100}
     run = train(load_recipe("pmnist").with_values(slow), None, tmp_path / "other", "cpu", lambda event: None)
-    assert [known.similar for known in run.knowledge.values()] == [(), (), ()]
+    assert [known.similar for known in run.records.values()] == [(), (), ()]
     assert run.matrix[-1][0] == run.matrix[0][0]

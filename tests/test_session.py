@@ -55,17 +55,17 @@ def test_killed_at_random_moments_it_ends_with_the_same_digest(tmp_path: Path) -
     process = etcl("train", "digits", "--run", run, *SMALL, "--set", "checkpoint_seconds=0")
     before: frozenset[Path] = frozenset()
     for _ in range(KILLS):
-        wait_for(run, "lesson-*", before)  # it learns
+        wait_for(run, "checkpoint-*", before)  # it learns
         time.sleep(chance.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
-        before = frozenset(run.glob("lesson-*"))
+        before = frozenset(run.glob("checkpoint-*"))
         process = etcl("train", "--run", run, "--resume")
     finish(process)
     again = load(run)
     assert again.digest == whole.digest
     assert again.run.matrix == whole.run.matrix
-    assert not list(run.glob("lesson-*")) and not list(run.rglob(".*.safetensors"))
+    assert not list(run.glob("checkpoint-*")) and not list(run.rglob(".*.safetensors"))
     log = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in log].count("Resumed") >= 1
 
@@ -81,7 +81,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert out == ""
     assert f"go on with: etcl train --run '{run}' --resume" in err.replace("\n", "")
     assert "Traceback" not in err
-    assert len(list(run.glob("lesson-*"))) == 1
+    assert len(list(run.glob("checkpoint-*"))) == 1
     summary = json.loads(finish(etcl("train", "--run", run, "--resume", "--json")))
     assert len(summary["tasks"]) == 3
     assert finish(etcl("eval", run))
@@ -138,7 +138,7 @@ def test_a_task_added_later_is_the_task_learned_at_once(photos: Path, tmp_path: 
     added, _ = add(tmp_path / "run", later, "cpu", lambda event: None, notes.append)
     assert added.tasks == ("a", "b", "c", "d")
     assert any("carried over" in note for note in notes)
-    changed = {change.task for change in added.knowledge["d"].changes if change.kept}
+    changed = {change.task for change in added.records["d"].changes if change.kept}
     for name, value, old in zip("abc", added.matrix[-1], added.matrix[-2], strict=False):
         assert value == (None if name in changed else old)
     assert load(tmp_path / "run").run.matrix == added.matrix
@@ -184,7 +184,7 @@ def interrupted(photos: Path, run: Path, learned: int, values: Mapping[str, obje
     config = Config().with_values({**settings(), "checkpoint_seconds": 0, **(values or {})})
     with pytest.raises(KeyboardInterrupt):
         train(config, photos, run, "cpu", stop)
-    assert list(run.glob("lesson-*"))
+    assert list(run.glob("checkpoint-*"))
 
 
 def test_data_of_finished_tasks_may_be_gone(photos: Path, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_run_does_not_change_its_method(photos: Path, tmp_path: Path) -> None:
 
 
 def test_settings_that_do_not_touch_the_task_under_way_do_not_cost_it(photos: Path, tmp_path: Path) -> None:
-    """Fewer tasks, or a setting as it was: the lesson goes on where it was left."""
+    """Fewer tasks, or a setting as it was: the task goes on where it was left."""
     run = tmp_path / "run"
     interrupted(photos, run, 1)
     heard: list[Event] = []
@@ -282,7 +282,7 @@ def test_what_a_run_is_built_on_cannot_change(photos: Path, tmp_path: Path, valu
     shutil.rmtree(photos / "b")
     with pytest.raises(DataError, match="task 'b' is no longer there"):
         resume(tmp_path / "run", "cpu", lambda event: None, values={"epochs": 1})
-    assert list((tmp_path / "run").glob("lesson-*"))
+    assert list((tmp_path / "run").glob("checkpoint-*"))
 
 
 def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from etcl_deploy.learn.similarity import DISTANCES, Signature, decide, transport
+from etcl_deploy.learn.similarity import DISTANCES, SampleSignature, decide, transport
 
 
 def features(seed: int, items: int = 60, size: int = 12) -> Tensor:
@@ -28,15 +28,15 @@ def test_a_sample_is_at_no_distance_from_itself(name: str) -> None:
 def test_the_sign_of_a_direction_does_not_count(name: str) -> None:
     """Singular vectors have no sign of their own."""
     one = DISTANCES[name].describe(features(1), 0.99)
-    assert transport(one, Signature(-one.points, one.weights)) == pytest.approx(0, abs=1e-6)
+    assert transport(one, SampleSignature(-one.points, one.weights)) == pytest.approx(0, abs=1e-6)
 
 
 def test_orthogonal_directions_are_as_far_as_can_be() -> None:
     """Nothing in common: the whole weight moves at cost one."""
     axes = torch.eye(4)
     half = torch.full((2,), 0.5)
-    assert transport(Signature(axes[:2], half), Signature(axes[2:], half)) == pytest.approx(1)
-    assert transport(Signature(axes[:2], half), Signature(axes[1:3], half)) == pytest.approx(0.5)
+    assert transport(SampleSignature(axes[:2], half), SampleSignature(axes[2:], half)) == pytest.approx(1)
+    assert transport(SampleSignature(axes[:2], half), SampleSignature(axes[1:3], half)) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("energy", [0.5, 0.9, 0.99, 1.0])

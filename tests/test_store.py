@@ -25,10 +25,10 @@ def test_a_loaded_run_answers_with_the_same_bytes(learned: Learned) -> None:
     for task in learned.tasks:
         ours = predict(stored.run.network, task.name, task.test_x)
         assert torch.equal(ours, predict(learned.run.network, task.name, task.test_x))
-        known, kept = learned.run.knowledge[task.name], stored.run.knowledge[task.name]
+        known, kept = learned.run.records[task.name], stored.run.records[task.name]
         assert known.memory.keys() == kept.memory.keys() and "inputs/space" in kept.memory
         assert all(torch.equal(value, kept.memory[name]) for name, value in known.memory.items())
-    assert any(change.kept for known in stored.run.knowledge.values() for change in known.changes)
+    assert any(change.kept for known in stored.run.records.values() for change in known.changes)
 
 
 def test_nothing_but_the_newest_state_is_kept(learned: Learned) -> None:

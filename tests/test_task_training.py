@@ -15,7 +15,7 @@ from etcl_deploy.core.task import Task
 from etcl_deploy.errors import LearningError
 from etcl_deploy.learn.events import EpochDone, Event, StepDone
 from etcl_deploy.learn.methods.etcl import Etcl
-from etcl_deploy.learn.task_training import Snapshot
+from etcl_deploy.learn.task_training import Checkpoint
 from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.network.masked_network import MaskedNetwork
 
@@ -67,7 +67,7 @@ def test_taken_up_at_any_step_it_ends_the_same(name: str, step: int) -> None:
 
 def resumed(tasks: list[Task], options: Learning, stop_at: int) -> MaskedNetwork:
     """The network after the second task was interrupted and taken up again by another network."""
-    taken: list[Snapshot] = []
+    taken: list[Checkpoint] = []
     first = with_dropout()
     before = learn_sequence(first, tasks[:1], options)
 
@@ -75,7 +75,7 @@ def resumed(tasks: list[Task], options: Learning, stop_at: int) -> MaskedNetwork
         if isinstance(event, StepDone):
             count.append(event)
             if len(count) == stop_at:
-                taken.append(event.snapshot())
+                taken.append(event.checkpoint())
                 raise StopError
 
     count: list[Event] = []
@@ -83,7 +83,7 @@ def resumed(tasks: list[Task], options: Learning, stop_at: int) -> MaskedNetwork
         learn_sequence(first, tasks[1:], options, stop, before=before, earlier=tasks[:1])
     second = with_dropout()
     again = learn_sequence(second, tasks[:1], options)
-    learn_sequence(second, tasks[1:], options, before=again, earlier=tasks[:1], snapshot=taken[0])
+    learn_sequence(second, tasks[1:], options, before=again, earlier=tasks[:1], checkpoint=taken[0])
     return second
 
 
@@ -91,19 +91,19 @@ def test_left_on_another_device_it_says_so() -> None:
     """Random numbers and sums differ between kinds of devices: going on would give something nobody asked for."""
     network, (task,) = with_dropout(), make_tasks(1)
     network.begin(task.name, task.classes, torch.Generator())
-    lesson = Etcl(network, BASE).lesson(task)
+    progress = Etcl(network, BASE).prepare(task)
     with pytest.raises(LearningError, match="was left while it was learned on cuda; go on with --device cuda"):
-        lesson.restore(replace(lesson.snapshot(), device="cuda"))
+        progress.restore(replace(progress.checkpoint(), device="cuda"))
 
 
 def test_time_spent_before_an_interruption_counts() -> None:
     """What a run says it took includes what it took before it was left."""
     network, (task,) = with_dropout(), make_tasks(1)
     network.begin(task.name, task.classes, torch.Generator())
-    left = Etcl(network, BASE).lesson(task).snapshot()
+    left = Etcl(network, BASE).prepare(task).checkpoint()
     assert (left.numbers["seconds"] or 0) > 0
     later = replace(left, numbers={**left.numbers, "seconds": 1000.0})
-    run = learn_sequence(with_dropout(), [task], BASE, snapshot=later)
+    run = learn_sequence(with_dropout(), [task], BASE, checkpoint=later)
     assert run.seconds > 1000
 
 

@@ -15,7 +15,7 @@ from etcl_deploy.config import Learning, Similarity, Transfer
 from etcl_deploy.core.task import Items, Task
 from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.run import Run
-from etcl_deploy.learn.signature import Portrait
+from etcl_deploy.learn.signature import TaskSignature
 from etcl_deploy.learn.trainer import accuracy, learn_sequence, predict
 from etcl_deploy.learn.transfer import align, guide, improve_heads
 from etcl_deploy.network.masked_network import MaskedNetwork
@@ -55,7 +55,7 @@ def test_with_backward_on_only_declared_heads_change(backbone: str) -> None:
     run, seen = learn(small(backbone), tasks, ALL_SIMILAR)
     changed = 0
     for number, (before, after) in enumerate(pairwise(seen), start=1):
-        declared = {change.task for change in run.knowledge[tasks[number].name].changes if change.kept}
+        declared = {change.task for change in run.records[tasks[number].name].changes if change.kept}
         for name, value in before.items():
             kind, _, task = name.partition(" ")
             assert torch.equal(value, after[name]) == (kind == "features" or task not in declared), name
@@ -67,10 +67,10 @@ def test_an_improved_head_answers_as_before_inside_its_own_space() -> None:
     """On every vector of the space of its own data the change is below 1e-5 of the head's size."""
     network, tasks = small("resnet18"), make_tasks(3)
     run, seen = learn(network, tasks, ALL_SIMILAR)
-    changed = {change.task for known in run.knowledge.values() for change in known.changes if change.kept}
+    changed = {change.task for known in run.records.values() for change in known.changes if change.kept}
     assert changed
     for name in changed:
-        space = Portrait.of(run.knowledge[name].memory).inputs.space
+        space = TaskSignature.of(run.records[name].memory).inputs.space
         first = next(state[f"head {name}"] for state in seen if f"head {name}" in state)
         change = network.finished[name].head["weight"] - first
         assert change.norm() > 1e-4 * first.norm()
@@ -86,21 +86,21 @@ def test_a_head_that_would_lose_is_left_alone() -> None:
     wrong = Items(tasks[1].train_x, (tasks[1].train_y + 1) % 3)
     right = Items(tasks[1].test_x, tasks[1].test_y)
     state = network.finished["t0"]
-    (change,) = improve_heads(network, "t1", [state], wrong, right, run.knowledge, settings, torch.Generator())
+    (change,) = improve_heads(network, "t1", [state], wrong, right, run.records, settings, torch.Generator())
     assert change.kept == 0
     assert change.agreement == 100  # it answers as it did when its task was finished
     assert torch.equal(network.finished["t0"].head["weight"], before)
 
     # The paper keeps what it learned, whatever it does.
     paper = replace(settings, backward="unchecked")
-    (change,) = improve_heads(network, "t1", [state], wrong, right, run.knowledge, paper, torch.Generator())
+    (change,) = improve_heads(network, "t1", [state], wrong, right, run.records, paper, torch.Generator())
     assert change.kept == 1
     assert (change.after or 0) < (change.before or 0)
     assert change.agreement < 100
 
     # A head that is left alone agrees with its first answers as far as it did before.
     state, agreement = network.finished["t0"], change.agreement
-    (change,) = improve_heads(network, "t1", [state], wrong, right, run.knowledge, settings, torch.Generator())
+    (change,) = improve_heads(network, "t1", [state], wrong, right, run.records, settings, torch.Generator())
     assert change.kept == 0
     assert change.agreement == pytest.approx(agreement, abs=10)
     assert change.agreement < 100
@@ -112,8 +112,8 @@ def test_heads_of_other_classes_are_not_touched() -> None:
     other = replace(second, classes=("x", "y", "z"))
     network = small("fcn3")
     run, seen = learn(network, [first, other], ALL_SIMILAR)
-    assert run.knowledge["t1"].similar == ("t0",)
-    assert run.knowledge["t1"].changes == ()
+    assert run.records["t1"].similar == ("t0",)
+    assert run.records["t1"].changes == ()
     assert torch.equal(seen[0]["head t0"], seen[1]["head t0"])
 
 
@@ -125,7 +125,7 @@ def test_a_task_is_modelled_on_the_one_that_was_asked_for(model: str, expected: 
     run = learn_sequence(network, tasks, ALL_SIMILAR)
     options = replace(ALL_SIMILAR, learning_rate=1e-30, transfer=Transfer(model=model))  # type: ignore[arg-type]
     again = replace(tasks[0], name="again")
-    gaps = {c.task: c.gap for c in learn_sequence(network, [again], options, before=run).knowledge["again"].comparisons}
+    gaps = {c.task: c.gap for c in learn_sequence(network, [again], options, before=run).records["again"].comparisons}
     assert gaps["t0"] > gaps["t1"]
     masks = {name: state.masks for name, state in network.finished.items()}
     assert all(torch.equal(mask, masks[expected][step]) for step, mask in masks["again"].items())
@@ -207,7 +207,7 @@ def test_a_head_that_would_answer_otherwise_is_left_alone() -> None:
     for agreement, kept in ((0.0, True), (1.0, False)):
         network.change_head("t0", state.head)
         settings = replace(loose, head_agreement=agreement)
-        (change,) = improve_heads(network, "t1", [state], other, other, run.knowledge, settings, torch.Generator())
+        (change,) = improve_heads(network, "t1", [state], other, other, run.records, settings, torch.Generator())
         assert (change.kept == 1) == kept
 
 
@@ -226,8 +226,8 @@ def test_similar_tasks_are_found_and_others_are_not() -> None:
     network = small("resnet18", width=8)
     options = Learning(epochs=4, batch_size=32)
     run = learn_sequence(network, [task("rows", False), task("more-rows", False), task("columns", True)], options)
-    assert run.knowledge["more-rows"].similar == ("rows",)
-    assert run.knowledge["columns"].similar == ()
+    assert run.records["more-rows"].similar == ("rows",)
+    assert run.records["columns"].similar == ()
 
 
 def test_a_task_that_starts_warm_learns_at_its_own_rate() -> None:
@@ -262,7 +262,7 @@ def test_without_validation_items_only_the_unchecked_way_improves_heads() -> Non
         transfer = Transfer(backward=backward)  # type: ignore[arg-type]
         options = replace(ALL_SIMILAR, validation_share=0, transfer=transfer)
         run, _ = learn(small("fcn3"), make_tasks(2), options)
-        changes = run.knowledge["t1"].changes
+        changes = run.records["t1"].changes
         assert len(changes) == tried
         assert all((change.kept, change.before, change.after) == (1, None, None) for change in changes)
 
@@ -279,7 +279,7 @@ def test_of_many_tasks_the_nearest_are_compared() -> None:
     twin = replace(permuted[1], name="twin")
     options = Learning(epochs=1, batch_size=16, similarity=Similarity(candidates=2))
     run = learn_sequence(network, [*permuted, twin], options)
-    compared = [[comparison.task for comparison in known.comparisons] for known in run.knowledge.values()]
+    compared = [[comparison.task for comparison in known.comparisons] for known in run.records.values()]
     assert [len(names) for names in compared] == [0, 1, 2, 2, 2]
     assert permuted[1].name in compared[-1]
     assert compared[-1] == sorted(compared[-1], key=run.tasks.index)
@@ -290,7 +290,7 @@ def test_what_did_not_change_is_not_measured_again() -> None:
     tasks = make_tasks(3)
     run, _ = learn(small("resnet18"), tasks, ALL_SIMILAR)
     for number, (before, after) in enumerate(pairwise(run.matrix), start=1):
-        declared = {change.task for change in run.knowledge[tasks[number].name].changes if change.kept}
+        declared = {change.task for change in run.records[tasks[number].name].changes if change.kept}
         same = [name for name in run.tasks[:number] if name not in declared]
         assert all(after[run.tasks.index(name)] == before[run.tasks.index(name)] for name in same)
     for task, found in zip(tasks, run.matrix[-1], strict=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.similarity import Comparison
-from etcl_deploy.learn.task_training import Snapshot
+from etcl_deploy.learn.task_training import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Warned:
 
 @dataclass(frozen=True)
 class StepDone:
-    """One step of the optimizer, counted from 1; `snapshot` gives everything needed to go on from here."""
+    """One step of the optimizer, counted from 1; `checkpoint` gives everything needed to go on from here."""
 
     task: str
     epoch: int
     epochs: int
     step: int
     steps: int
-    snapshot: Callable[[], Snapshot]
+    checkpoint: Callable[[], Checkpoint]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from etcl_deploy import __version__
 from etcl_deploy.config import Config
 from etcl_deploy.learn import metrics
 from etcl_deploy.learn.metrics import Row
-from etcl_deploy.learn.task_record import Knowledge
+from etcl_deploy.learn.task_record import TaskRecord
 from etcl_deploy.network.masked_network import MaskedNetwork
 
 
@@ -33,7 +33,7 @@ class Run:
     time it took."""
 
     network: MaskedNetwork
-    knowledge: Mapping[str, Knowledge] = field(default_factory=dict)
+    records: Mapping[str, TaskRecord] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # what the method remembers of all tasks together
     matrix: tuple[Row, ...] = ()
     seconds: float = 0.0
@@ -42,7 +42,7 @@ class Run:
     @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks learned, in order."""
-        return tuple(self.knowledge)
+        return tuple(self.records)
 
     def summary(self, config: Config) -> dict[str, Any]:
         """What `etcl train` and `etcl eval` report."""
@@ -56,8 +56,8 @@ class Run:
             "bwt": metrics.backward_transfer(self.matrix),
             "fwt": None,
             "claimed": self.network.claimed(),
-            "similar": {name: list(known.similar) for name, known in self.knowledge.items() if known.similar},
-            "comparisons": {name: [asdict(c) for c in known.comparisons] for name, known in self.knowledge.items()},
-            "heads": {name: [asdict(c) for c in known.changes] for name, known in self.knowledge.items()},
+            "similar": {name: list(known.similar) for name, known in self.records.items() if known.similar},
+            "comparisons": {name: [asdict(c) for c in known.comparisons] for name, known in self.records.items()},
+            "heads": {name: [asdict(c) for c in known.changes] for name, known in self.records.items()},
             "seconds": self.seconds,
         }

@@ -1,4 +1,4 @@
-"""Portraits of tasks: what ETCL keeps of each so that later ones can be related to it. No item is kept.
+"""Signatures of tasks: what ETCL keeps of each so that later ones can be related to it. No item is kept.
 
 A finished task's sub-network never changes again, so what was once measured through it stays true for ever.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from etcl_deploy.config import Similarity
 from etcl_deploy.core.task import Images, Items, load
 from etcl_deploy.learn.projection import principal
-from etcl_deploy.learn.similarity import DISTANCES, Comparison, Signature, decide
+from etcl_deploy.learn.similarity import DISTANCES, Comparison, SampleSignature, decide
 from etcl_deploy.network.masked_network import MaskedNetwork
 
 MOST = 2000  # items of a sample: more would tell nothing new
@@ -41,15 +41,15 @@ class HeadInputs:
 
 
 @dataclass(frozen=True)
-class Portrait:
+class TaskSignature:
     """What is kept of one task so that later ones can be related to it."""
 
-    original: Signature  # of a sample of it, in a network that never learned
-    learned: Signature  # of the same sample, in its own sub-network
+    original: SampleSignature  # of a sample of it, in a network that never learned
+    learned: SampleSignature  # of the same sample, in its own sub-network
     inputs: HeadInputs
 
     def tensors(self) -> dict[str, Tensor]:
-        """The portrait as named tensors."""
+        """The signature as named tensors."""
         return {
             f"{part.name}/{piece.name}": getattr(getattr(self, part.name), piece.name)
             for part in fields(self)
@@ -57,11 +57,11 @@ class Portrait:
         }
 
     @classmethod
-    def of(cls, memory: Mapping[str, Tensor]) -> Portrait:
-        """The portrait that `tensors` took apart."""
+    def of(cls, memory: Mapping[str, Tensor]) -> TaskSignature:
+        """The signature that `tensors` took apart."""
         # Signatures are compared on the CPU, wherever the network is.
         original, learned = (
-            Signature(*(memory[f"{part}/{piece.name}"].cpu() for piece in fields(Signature)))
+            SampleSignature(*(memory[f"{part}/{piece.name}"].cpu() for piece in fields(SampleSignature)))
             for part in ("original", "learned")
         )
         return cls(original, learned, HeadInputs(*(memory[f"inputs/{piece.name}"] for piece in fields(HeadInputs))))
@@ -86,44 +86,46 @@ class Comparer:
         self.untrained.begin("", (), generator)
 
     @torch.no_grad()
-    def original(self, items: Tensor) -> Signature:
+    def original(self, items: Tensor) -> SampleSignature:
         """The signature of a sample before anything is learned."""
         self.untrained.eval()
         self.untrained.norms.train()  # the sample's own statistics: this network has no others
         features = self.untrained.features(items.to(self.network.device))
         return self.distance.describe(features.cpu(), self.settings.energy)
 
-    def learned(self, items: Tensor, name: str) -> Signature:
+    def learned(self, items: Tensor, name: str) -> SampleSignature:
         """The signature of a sample in the sub-network of a finished task."""
         return self.distance.describe(self.network.embed(items, name).cpu(), self.settings.energy)
 
-    def compare(self, items: Tensor, portraits: Mapping[str, Portrait]) -> tuple[Comparison, ...]:
+    def compare(self, items: Tensor, signatures: Mapping[str, TaskSignature]) -> tuple[Comparison, ...]:
         """A new task's sample held against finished tasks, at most `candidates` of them (Eq. eq-dis, SDM)."""
-        if self.settings.similar == "none" or not portraits:
+        if self.settings.similar == "none" or not signatures:
             return ()
         original = self.original(items)
         between = self.distance.between
-        portraits = self._nearest(original, portraits)
-        originals = [between(portrait.original, original) for portrait in portraits.values()]
-        distances = [between(portrait.learned, self.learned(items, name)) for name, portrait in portraits.items()]
-        verdicts = decide(list(portraits), distances, originals, self.settings.rule, self.settings.margin)
+        signatures = self._nearest(original, signatures)
+        originals = [between(signature.original, original) for signature in signatures.values()]
+        distances = [between(signature.learned, self.learned(items, name)) for name, signature in signatures.items()]
+        verdicts = decide(list(signatures), distances, originals, self.settings.rule, self.settings.margin)
         if self.settings.similar == "all":
             return tuple(
                 replace(verdict, similar=True, reason="all tasks are taken for similar") for verdict in verdicts
             )
         return verdicts
 
-    def _nearest(self, original: Signature, portraits: Mapping[str, Portrait]) -> Mapping[str, Portrait]:
+    def _nearest(
+        self, original: SampleSignature, signatures: Mapping[str, TaskSignature]
+    ) -> Mapping[str, TaskSignature]:
         """The tasks that are nearest by nature, in the order they were learned.
 
         Each costs a pass through its sub-network now and its head some epochs later: with any number of them before it
         a task takes as long to learn as the one before.
         """
-        if len(portraits) <= self.settings.candidates:
-            return portraits
-        nearest = sorted(portraits, key=lambda name: self.distance.roughly(portraits[name].original, original))
+        if len(signatures) <= self.settings.candidates:
+            return signatures
+        nearest = sorted(signatures, key=lambda name: self.distance.roughly(signatures[name].original, original))
         chosen = set(nearest[: self.settings.candidates])
-        return {name: portrait for name, portrait in portraits.items() if name in chosen}
+        return {name: signature for name, signature in signatures.items() if name in chosen}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A sample of a task's data is seen twice: by a network that never learned anything, and by the sub-network of an earlier
 task. Where learning brought two tasks closer than they were by nature, they share knowledge: they are similar.
-Of each sample only a `Signature` of its features is kept, never an item.
+Of each sample only a `SampleSignature` of its features is kept, never an item.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUANTILES = 1024  # points that stand for a one-dimensional distribution
 
 
 @dataclass(frozen=True)
-class Signature:
+class SampleSignature:
     """What is kept of a sample's features: unit vectors (or points on a line) with their weights.
 
     points `[k, dimensions]`, weights `[k]`, summing to 1.
@@ -38,9 +38,9 @@ class Distance:
     `roughly` orders others by how far they are, as `between` does by and large, in a fraction of its time.
     """
 
-    describe: Callable[[Tensor, float], Signature]
-    between: Callable[[Signature, Signature], float]
-    roughly: Callable[[Signature, Signature], float]
+    describe: Callable[[Tensor, float], SampleSignature]
+    between: Callable[[SampleSignature, SampleSignature], float]
+    roughly: Callable[[SampleSignature, SampleSignature], float]
 
 
 @dataclass(frozen=True)
@@ -55,39 +55,39 @@ class Comparison:
     reason: str
 
 
-def bases(features: Tensor, energy: float) -> Signature:
+def bases(features: Tensor, energy: float) -> SampleSignature:
     """The directions that hold `energy` of the features' squared norm, weighted by what each holds (Eq. svd)."""
     vectors, shares = principal(features, energy)
-    return Signature(vectors, shares / shares.sum())
+    return SampleSignature(vectors, shares / shares.sum())
 
 
-def centred_bases(features: Tensor, energy: float) -> Signature:
+def centred_bases(features: Tensor, energy: float) -> SampleSignature:
     """The bases of how features vary, their mean removed."""
     return bases(features - features.mean(0), energy)
 
 
-def flat_features(features: Tensor, _: float) -> Signature:
+def flat_features(features: Tensor, _: float) -> SampleSignature:
     """All entries of the features as one distribution of numbers."""
     return _on_a_line(features)
 
 
-def flat_bases(features: Tensor, energy: float) -> Signature:
+def flat_bases(features: Tensor, energy: float) -> SampleSignature:
     """All entries of the bases as one distribution of numbers: the paper's words taken literally."""
     return _on_a_line(bases(features, energy).points)
 
 
-def mean_feature(features: Tensor, _: float) -> Signature:
+def mean_feature(features: Tensor, _: float) -> SampleSignature:
     """The mean feature, as one point."""
-    return Signature(features.mean(0, keepdim=True), torch.ones(1))
+    return SampleSignature(features.mean(0, keepdim=True), torch.ones(1))
 
 
-def _on_a_line(values: Tensor) -> Signature:
+def _on_a_line(values: Tensor) -> SampleSignature:
     at = (np.arange(QUANTILES) + 0.5) / QUANTILES
     points = np.quantile(values.double().numpy(), at).astype(np.float32)
-    return Signature(torch.from_numpy(points).unsqueeze(1), torch.full((QUANTILES,), 1 / QUANTILES))
+    return SampleSignature(torch.from_numpy(points).unsqueeze(1), torch.full((QUANTILES,), 1 / QUANTILES))
 
 
-def transport(a: Signature, b: Signature) -> float:
+def transport(a: SampleSignature, b: SampleSignature) -> float:
     """The cost of turning one set of weighted directions into the other, `1 - |<u, v>|` apiece; signs do not count."""
     import ot  # slow to import, and needed once a task
 
@@ -97,20 +97,20 @@ def transport(a: Signature, b: Signature) -> float:
     return float(ot.emd2(left.numpy(), right.numpy(), cost.numpy()))
 
 
-def apart(a: Signature, b: Signature) -> float:
+def apart(a: SampleSignature, b: SampleSignature) -> float:
     """One minus the cosine of the angle between the covariances that two sets of weighted directions stand for."""
     overlap = a.weights @ (a.points @ b.points.T).square() @ b.weights
     return 1 - float(overlap / (a.weights.norm() * b.weights.norm()))
 
 
-def along_the_line(a: Signature, b: Signature) -> float:
+def along_the_line(a: SampleSignature, b: SampleSignature) -> float:
     """The one-dimensional Wasserstein distance."""
     from scipy.stats import wasserstein_distance
 
     return float(wasserstein_distance(a.points[:, 0].numpy(), b.points[:, 0].numpy()))
 
 
-def euclidean(a: Signature, b: Signature) -> float:
+def euclidean(a: SampleSignature, b: SampleSignature) -> float:
     """The Euclidean distance of two points, relative to their length: what the paper's ablation puts instead."""
     scale = float(a.points.norm() + b.points.norm())
     return float((a.points - b.points).norm()) / scale if scale else 0.0

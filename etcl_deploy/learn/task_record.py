@@ -24,7 +24,7 @@ class HeadChange:
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class TaskRecord:
     """What is kept of one task."""
 
     head: Head  # as the task was finished with; later tasks may have improved it since

@@ -1,6 +1,6 @@
 """A task while it is learned: where it stands, what its optimizer remembers, the best state so far.
 
-A lesson can be taken down as tensors and numbers at any step and set up again in another process; from there on every
+It can be taken down as tensors and numbers at any step and set up again in another process; from there on every
 bit comes out as if nothing had happened.
 """
 
@@ -23,8 +23,8 @@ from etcl_deploy.network.masked_network import MaskedNetwork
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """A lesson as data."""
+class Checkpoint:
+    """A task under way, as data: all that is needed to go on with it."""
 
     task: str
     device: str  # the kind of device it was learned on
@@ -48,7 +48,7 @@ class Shares(NamedTuple):
 FULL = Shares()
 
 
-class Lesson:
+class TaskTraining:
     """Mutable on purpose: this is what changes from step to step."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Lesson:
             if name in self.best_tensors:
                 tensor.copy_(self.best_tensors[name])
 
-    def snapshot(self) -> Snapshot:
+    def checkpoint(self) -> Checkpoint:
         """Everything needed to go on from here."""
         numbers = {"epoch": self.epoch, "step": self.step, "best": self.best, "waited": self.waited}
         numbers["seconds"] = time.monotonic() - self.began
@@ -151,17 +151,17 @@ class Lesson:
             state = self.optimizer.state.get(parameter, {})
             tensors |= {f"optimizer/{index}/{k}": v for k, v in state.items() if isinstance(v, Tensor)}
         kind = self.network.device.type
-        return Snapshot(self.task, kind, numbers, {k: v.detach().cpu().clone() for k, v in tensors.items()})
+        return Checkpoint(self.task, kind, numbers, {k: v.detach().cpu().clone() for k, v in tensors.items()})
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Stand where the snapshot was taken."""
-        if snapshot.device != self.network.device.type:
-            hint = f"go on with --device {snapshot.device}"
-            raise LearningError(f"task {self.task!r} was left while it was learned on {snapshot.device}; {hint}")
-        numbers, tensors = snapshot.numbers, snapshot.tensors
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Stand where the checkpoint was taken."""
+        if checkpoint.device != self.network.device.type:
+            hint = f"go on with --device {checkpoint.device}"
+            raise LearningError(f"task {self.task!r} was left while it was learned on {checkpoint.device}; {hint}")
+        numbers, tensors = checkpoint.numbers, checkpoint.tensors
         self.epoch, self.step, self.waited = (int(numbers[k] or 0) for k in ("epoch", "step", "waited"))
         self.best = numbers["best"]
-        self.began -= snapshot.seconds
+        self.began -= checkpoint.seconds
         for name, tensor in self._learned().items():
             tensor.copy_(tensors[f"network/{name}"])
         self.best_tensors = self._under(tensors, "best/")

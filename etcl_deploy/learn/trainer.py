@@ -17,11 +17,11 @@ from etcl_deploy.core.task import Images, Items, Task, load, percent_right
 from etcl_deploy.errors import DataError, LearningError
 from etcl_deploy.learn.augment import moved
 from etcl_deploy.learn.events import EpochDone, Report, StepDone, TaskDone, TaskStarted, Warned
-from etcl_deploy.learn.methods import METHODS, Assignment, Method
+from etcl_deploy.learn.methods import METHODS, Method, TaskContext
 from etcl_deploy.learn.metrics import Row, shortage
 from etcl_deploy.learn.run import Run
-from etcl_deploy.learn.task_record import Knowledge
-from etcl_deploy.learn.task_training import Lesson, Snapshot, seeded
+from etcl_deploy.learn.task_record import TaskRecord
+from etcl_deploy.learn.task_training import Checkpoint, TaskTraining, seeded
 from etcl_deploy.network.masked_network import EVALUATION_BATCH, MaskedNetwork
 
 CHECKED = 256  # items whose answers must be finite once a task is learned
@@ -35,11 +35,11 @@ def learn_sequence(
     *,
     before: Run | None = None,
     earlier: Sequence[Task] = (),
-    snapshot: Snapshot | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Run:
     """Learn every task in order; after each, measure all tasks known so far.
 
-    `before` is a run to go on from and `earlier` those of its tasks whose test items are at hand; `snapshot` is where
+    `before` is a run to go on from and `earlier` those of its tasks whose test items are at hand; `checkpoint` is where
     the first of `tasks` was left.
     """
     check_tasks(network, tasks, options)
@@ -49,27 +49,27 @@ def learn_sequence(
     method.memory = run.memory
     total = len(run.tasks) + len(tasks)
     for task in tasks:
-        started = time.monotonic() - (snapshot.seconds if snapshot else 0)
+        started = time.monotonic() - (checkpoint.seconds if checkpoint else 0)
         report(TaskStarted(task.name, len(run.tasks) + 1, total))
-        learned = learn_task(method, task, run.knowledge, report, snapshot)
+        learned = learn_task(method, task, run.records, report, checkpoint)
         if network.ranks.size > 1:
             network.ranks.same(fingerprint(network, task.name), f"what was learned of task {task.name!r}")
         known[task.name] = task
         run = replace(
             run,
-            knowledge={**run.knowledge, task.name: learned},
+            records={**run.records, task.name: learned},
             memory=method.memory,
             matrix=(*run.matrix, _measure(method, known, run, task, learned)),
             seconds=run.seconds + time.monotonic() - started,
         )
         report(TaskDone(task.name, run))
-        snapshot = None
+        checkpoint = None
     return run
 
 
 def learn_task(
-    method: Method, task: Task, past: Mapping[str, Knowledge], report: Report, snapshot: Snapshot | None = None
-) -> Knowledge:
+    method: Method, task: Task, past: Mapping[str, TaskRecord], report: Report, checkpoint: Checkpoint | None = None
+) -> TaskRecord:
     """Learn one task and fix it for ever."""
     network, options = method.network, method.options
     generator = seeded(options.seed, len(network.finished) + 1, 0)
@@ -78,33 +78,33 @@ def learn_task(
     )
     for warning in _warnings(method, training, validation):
         report(Warned(task.name, warning))
-    given = Assignment(task, training, validation, past, generator, report)
-    lesson = method.begin(given)
+    context = TaskContext(task, training, validation, past, generator, report)
+    progress = method.begin(context)
     network.train()
-    if snapshot:
-        lesson.restore(snapshot)
+    if checkpoint:
+        progress.restore(checkpoint)
     else:
-        method.first_step(lesson, training)
-    _learn(lesson, method, training, validation, report)
+        method.first_step(progress, training)
+    _learn(progress, method, training, validation, report)
     _check_finite(network, training, options, task)
-    return method.finish(given)
+    return method.finish(context)
 
 
-def _learn(lesson: Lesson, method: Method, training: Items, validation: Items, report: Report) -> None:
+def _learn(progress: TaskTraining, method: Method, training: Items, validation: Items, report: Report) -> None:
     """All epochs of a task."""
-    network, options = lesson.network, lesson.options
+    network, options = progress.network, progress.options
     ranks = network.ranks
     autocast = torch.autocast(network.device.type, torch.bfloat16, enabled=options.precision == "bfloat16")
     moving = (options.rotation, options.zoom, options.shift)
-    while not lesson.is_over:
-        batches = lesson.start_epoch(training)
-        left = batches[lesson.step :]
+    while not progress.is_over:
+        batches = progress.start_epoch(training)
+        left = batches[progress.step :]
         own = [batch[ranks.span(len(batch))] for batch in left]
         for batch, (images, labels) in zip(left, training.read(own, network.device), strict=True):
             if any(moving):
-                drawn = torch.rand(4, len(batch), generator=lesson.generator)
+                drawn = torch.rand(4, len(batch), generator=progress.generator)
                 images = moved(images, *moving, drawn[:, ranks.span(len(batch))])
-            method.look(_share(lesson, len(batches)))
+            method.before_batch(_share(progress, len(batches)))
             with network.sharing(len(batch)):
                 with autocast:
                     logits = network(images)
@@ -112,31 +112,31 @@ def _learn(lesson: Lesson, method: Method, training: Items, validation: Items, r
                 penalty = method.penalty()
                 if penalty is not None:
                     loss = loss + penalty / ranks.size
-                total = lesson.descend(loss, partial(method.add_gradients, images, labels))
-            method.correct()
-            lesson.loss += total * len(batch)
-            lesson.step += 1
-            place = (lesson.epoch + 1, options.epochs, lesson.step, len(batches))
-            report(StepDone(lesson.task, *place, lesson.snapshot))
-        mean = float(lesson.loss) / len(training)
+                total = progress.descend(loss, partial(method.add_gradients, images, labels))
+            method.after_step()
+            progress.loss += total * len(batch)
+            progress.step += 1
+            place = (progress.epoch + 1, options.epochs, progress.step, len(batches))
+            report(StepDone(progress.task, *place, progress.checkpoint))
+        mean = float(progress.loss) / len(training)
         if not math.isfinite(mean):
-            raise diverged(lesson.task, options, f"its loss is {mean} after epoch {lesson.epoch + 1}")
-        method.look(1.0)
+            raise diverged(progress.task, options, f"its loss is {mean} after epoch {progress.epoch + 1}")
+        method.before_batch(1.0)
         if options.patience or options.keep == "best":  # much hangs on this accuracy: no running mean will do
             seen = training.read(training.batches(EVALUATION_BATCH), network.device)
             network.estimate_norms(images for images, _ in seen)
         held = accuracy(network, validation) if len(validation) else None
         network.train()
-        lesson.end_epoch(held)
-        report(EpochDone(lesson.task, lesson.epoch, options.epochs, mean, held))
-    lesson.use_best()
-    method.look(1.0)
+        progress.end_epoch(held)
+        report(EpochDone(progress.task, progress.epoch, options.epochs, mean, held))
+    progress.use_best()
+    method.before_batch(1.0)
 
 
-def _share(lesson: Lesson, batches: int) -> float:
+def _share(progress: TaskTraining, batches: int) -> float:
     """How far an epoch has come with this batch, from 0 with its first to 1 with its last; with one batch an epoch, how
     far the task has."""
-    done, last = (lesson.step, batches - 1) if batches > 1 else (lesson.epoch, lesson.options.epochs - 1)
+    done, last = (progress.step, batches - 1) if batches > 1 else (progress.epoch, progress.options.epochs - 1)
     return done / last if last else 1.0
 
 
@@ -226,7 +226,7 @@ def diverged(task: str, options: Learning, what: str) -> LearningError:
     return LearningError(f"task {task!r} could not be learned: {what}; {hint}")
 
 
-def _measure(method: Method, known: Mapping[str, Task], run: Run, task: Task, learned: Knowledge) -> Row:
+def _measure(method: Method, known: Mapping[str, Task], run: Run, task: Task, learned: TaskRecord) -> Row:
     """Test accuracy of every task so far, in percent; None where it may have changed and there are no test items.
 
     A task whose head was not touched answers as it did, bit by bit: what was measured then still holds.

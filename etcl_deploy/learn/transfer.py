@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from etcl_deploy.config import Transfer
 from etcl_deploy.core.task import Items, percent_right
 from etcl_deploy.learn.projection import outside
-from etcl_deploy.learn.signature import HeadInputs, Portrait, Seen, seen_by_head
-from etcl_deploy.learn.task_record import HeadChange, Knowledge
+from etcl_deploy.learn.signature import HeadInputs, Seen, TaskSignature, seen_by_head
+from etcl_deploy.learn.task_record import HeadChange, TaskRecord
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.state import Head, TaskState
 
@@ -89,7 +89,7 @@ def improve_heads(
     similar: Sequence[TaskState],
     training: Items,
     validation: Items,
-    knowledge: Mapping[str, Knowledge],
+    records: Mapping[str, TaskRecord],
     settings: Transfer,
     generator: torch.Generator,
 ) -> tuple[HeadChange, ...]:
@@ -102,9 +102,9 @@ def improve_heads(
     target = pull_target([network.finished[name]])
     changes = []
     for state in similar:
-        known = knowledge[state.name]
+        known = records[state.name]
         seen, held = (seen_by_head(network, items, state.name) for items in (training, validation))
-        inputs = Portrait.of(known.memory).inputs
+        inputs = TaskSignature.of(known.memory).inputs
         trained = _train(state.head, seen, inputs.space, target, settings, generator)
         head, change = _without_harm(state, trained, held, inputs, known.head, settings, generator)
         if change.kept:

@@ -104,7 +104,7 @@ def _as_json(event: Event) -> dict[str, Any]:
     """An event as the log keeps it."""
     if isinstance(event, TaskDone):
         values: dict[str, Any] = {"task": event.task, "accuracy": list(event.run.matrix[-1])}
-        values["heads"] = [asdict(change) for change in event.run.knowledge[event.task].changes]
+        values["heads"] = [asdict(change) for change in event.run.records[event.task].changes]
     else:
         values = asdict(event)
     return {"event": type(event).__name__, "time": time.time(), **values}

@@ -18,7 +18,7 @@ from etcl_deploy.core.task import Task
 from etcl_deploy.errors import RunError
 from etcl_deploy.learn.events import Event, Report, Resumed, SettingsChanged, StepDone, TaskDone
 from etcl_deploy.learn.run import Run
-from etcl_deploy.learn.task_training import Snapshot
+from etcl_deploy.learn.task_training import Checkpoint
 from etcl_deploy.learn.trainer import check_tasks, learn_sequence
 from etcl_deploy.network.distributed import ALONE, Ranks
 from etcl_deploy.runs import store as directories
@@ -81,14 +81,14 @@ def resume(
         stored = _changed(stored, values) if values else stored
         tasks = tasks_of(stored, note, root)
         anew = stored.config.learning != old.learning or not stored.waiting
-        snapshot = None if anew else directories.load_lesson(directory, stored.waiting[0])
+        checkpoint = None if anew else directories.load_checkpoint(directory, stored.waiting[0])
         ranks.same(repr((stored.config, stored.digest, stored.waiting)), "what is left to be learned")
         # Only now: whatever is wrong with settings or data costs nothing.
         if stored.config != old and ranks.first:
             changed = {key: value for key, value in values.items() if old.with_values({key: value}) != old}
             write_logs(directory)(SettingsChanged(changed))
             report(SettingsChanged(changed))
-        return _go_on(stored, tasks, snapshot, directory, report, note, ranks), stored.config
+        return _go_on(stored, tasks, checkpoint, directory, report, note, ranks), stored.config
 
 
 def add(
@@ -147,16 +147,16 @@ def _changed(stored: Stored, values: Mapping[str, Any]) -> Stored:
 def _go_on(
     stored: Stored,
     tasks: Sequence[Task],
-    snapshot: Snapshot | None,
+    checkpoint: Checkpoint | None,
     directory: Path,
     report: Report,
     note: Note,
     ranks: Ranks,
 ) -> Run:
-    """Learn the tasks that are waiting, the first of them from `snapshot` on."""
+    """Learn the tasks that are waiting, the first of them from `checkpoint` on."""
     run, config, waiting = stored.run, stored.config, stored.waiting
     run.network.ranks = ranks
-    keep = _keeper(stored, directory, new_lesson=snapshot is None) if ranks.first else _nothing
+    keep = _keeper(stored, directory, new_checkpoint=checkpoint is None) if ranks.first else _nothing
     with _polite_stop(note) as stop_wanted:
 
         def keep_and_report(event: Event) -> None:
@@ -166,8 +166,8 @@ def _go_on(
                 raise KeyboardInterrupt
             report(event)
 
-        if snapshot:
-            keep_and_report(Resumed(snapshot.task, int(snapshot.numbers["epoch"] or 0) + 1))
+        if checkpoint:
+            keep_and_report(Resumed(checkpoint.task, int(checkpoint.numbers["epoch"] or 0) + 1))
         return learn_sequence(
             run.network,
             [task for task in tasks if task.name in waiting],
@@ -175,15 +175,15 @@ def _go_on(
             keep_and_report,
             before=run,
             earlier=[task for task in tasks if task.name in run.tasks],
-            snapshot=snapshot,
+            checkpoint=checkpoint,
         )
 
 
-def _keeper(stored: Stored, directory: Path, *, new_lesson: bool) -> Callable[[Event, bool], None]:
-    """What writes a run to its directory: every task, and the lesson under way now and then or when it is to stop."""
+def _keeper(stored: Stored, directory: Path, *, new_checkpoint: bool) -> Callable[[Event, bool], None]:
+    """What writes a run to its directory: every task, and the task under way now and then or when it is to stop."""
     directories.tidy(directory)
-    if new_lesson:
-        directories.forget_lesson(directory)
+    if new_checkpoint:
+        directories.remove_checkpoint(directory)
     directories.save(stored, directory)
     saved, log = time.monotonic(), write_logs(directory)
 
@@ -192,7 +192,7 @@ def _keeper(stored: Stored, directory: Path, *, new_lesson: bool) -> Callable[[E
         if isinstance(event, TaskDone):
             directories.save(replace(stored, run=event.run), directory)
         elif isinstance(event, StepDone) and (stop or time.monotonic() - saved >= stored.config.checkpoint_seconds):
-            directories.save_lesson(event.snapshot(), directory)
+            directories.save_checkpoint(event.checkpoint(), directory)
             saved = time.monotonic()
         log(event)
 

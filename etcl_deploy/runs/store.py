@@ -5,7 +5,7 @@
                                   as the last finished task left them
     tasks/NUMBER-DIGEST.safetensors  a finished task: mask, normalization, head, what is known of it, and the heads of
                                   earlier tasks as it left them
-    lesson-DIGEST.safetensors     the task under way, at some step of it
+    checkpoint-DIGEST.safetensors     the task under way, at some step of it
     events.jsonl, epochs.csv      what happened; see runs/logs.py
 
 Files are named by their content and never changed; `run.json`, which names them, is replaced last. A crash at any
@@ -38,17 +38,15 @@ from etcl_deploy.errors import RunError
 from etcl_deploy.learn.metrics import forward_transfer
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.similarity import Comparison
-from etcl_deploy.learn.task_record import HeadChange, Knowledge
-from etcl_deploy.learn.task_training import Snapshot
+from etcl_deploy.learn.task_record import HeadChange, TaskRecord
+from etcl_deploy.learn.task_training import Checkpoint
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runs import tensors as parts
 from etcl_deploy.settings import config_from, missing_from
 
-FORMAT = 3
+FORMAT = 1
 RECORD = "run.json"
 CPU = torch.device("cpu")
-# Settings that are younger than the format, with what was done before there was a choice.
-BEFORE = {"memory_gb": 4.0, "candidates": 1_000_000}
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,7 @@ def save(stored: Stored, directory: Path) -> None:
     before = len(entries)
     for number in range(before, len(run.tasks)):
         name = run.tasks[number]
-        state, known = network.finished[name], run.knowledge[name]
+        state, known = network.finished[name], run.records[name]
         changed = {run.tasks.index(c.task): network.finished[c.task].head for c in known.changes if c.kept}
         entries.append(
             {
@@ -169,7 +167,7 @@ def save(stored: Stored, directory: Path) -> None:
     atomic.write_bytes(directory / RECORD, json.dumps(record, indent=1, sort_keys=True).encode())
     _remove(directory, "backbone", keep=record["state"]["name"])
     if len(entries) > before:
-        forget_lesson(directory)
+        remove_checkpoint(directory)
 
 
 def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) -> Stored:
@@ -192,30 +190,32 @@ def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) 
         raise RunError(f"{path} is damaged: {error!r}") from None
 
 
-def save_lesson(snapshot: Snapshot, directory: Path) -> None:
+def save_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
     """Write the state of the task under way."""
-    about = json.dumps({"task": snapshot.task, "device": snapshot.device, "numbers": dict(snapshot.numbers)}).encode()
+    about = json.dumps(
+        {"task": checkpoint.task, "device": checkpoint.device, "numbers": dict(checkpoint.numbers)}
+    ).encode()
     numbers = torch.frombuffer(bytearray(about), dtype=torch.uint8)
-    written = _write(directory, "lesson", {"": numbers, **snapshot.tensors})
-    _remove(directory, "lesson", keep=written["name"])
+    written = _write(directory, "checkpoint", {"": numbers, **checkpoint.tensors})
+    _remove(directory, "checkpoint", keep=written["name"])
 
 
-def load_lesson(directory: Path, task: str) -> Snapshot | None:
+def load_checkpoint(directory: Path, task: str) -> Checkpoint | None:
     """Where `task` was left, if it was begun: the furthest of what is there and whole."""
     found = []
-    for path in directory.glob("lesson-*.safetensors"):
+    for path in directory.glob("checkpoint-*.safetensors"):
         data = path.read_bytes()
-        if path.stem == f"lesson-{hashlib.sha256(data).hexdigest()[:16]}":
+        if path.stem == f"checkpoint-{hashlib.sha256(data).hexdigest()[:16]}":
             tensors = tensors_from_bytes(data)
             about = json.loads(bytes(tensors.pop("").tolist()))
-            found.append(Snapshot(about["task"], about["device"], about["numbers"], tensors))
-    ours = [snapshot for snapshot in found if snapshot.task == task]
+            found.append(Checkpoint(about["task"], about["device"], about["numbers"], tensors))
+    ours = [checkpoint for checkpoint in found if checkpoint.task == task]
     return max(ours, key=lambda s: (s.numbers["epoch"] or 0, s.numbers["step"] or 0), default=None)
 
 
-def forget_lesson(directory: Path) -> None:
+def remove_checkpoint(directory: Path) -> None:
     """Leave nothing of the task under way: it starts anew."""
-    _remove(directory, "lesson")
+    _remove(directory, "checkpoint")
 
 
 def _read_record(directory: Path) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) 
         torch.Generator(),
     ).to(device)
     memory = parts.restore_backbone(network, _read(directory, record["state"], device))
-    knowledge = {}
+    records = {}
     for entry in record["tasks"]:
         tensors = _read(directory / "tasks", entry["file"], device)
         network.restore(parts.task_from(tensors, network, entry["name"], tuple(entry["classes"])))
@@ -245,21 +245,20 @@ def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) 
                 number = list(network.finished).index(change.task)
                 network.change_head(change.task, parts.under(tensors, f"head_of/{number}"))
         comparisons = tuple(Comparison(**comparison) for comparison in entry["comparisons"])
-        kept = (parts.under(tensors, "head"), parts.under(tensors, "knowledge"))
-        knowledge[entry["name"]] = Knowledge(*kept, comparisons, changes)
+        kept = (parts.under(tensors, "head"), parts.under(tensors, "record"))
+        records[entry["name"]] = TaskRecord(*kept, comparisons, changes)
     matrix = tuple(tuple(None if value is None else float(value) for value in row) for row in record["matrix"])
-    if [len(row) for row in matrix] != list(range(1, len(knowledge) + 1)):
+    if [len(row) for row in matrix] != list(range(1, len(records) + 1)):
         raise ValueError("the accuracy matrix does not fit the tasks")
-    run = Run(network, knowledge, memory, matrix, record["seconds"], record["versions"])
+    run = Run(network, records, memory, matrix, record["seconds"], record["versions"])
     origins = tuple(
         Origin(o["folder"], [(name, digest) for name, digest in o["tasks"]], o["partial"]) for o in record["origins"]
     )
     missing = missing_from(record["config"])
-    unsaid = [name for name in missing if name not in BEFORE]
-    if unsaid:  # today's default need not be what the run was learned with
-        what = f"{directory / RECORD} does not say {', '.join(unsaid)}"
+    if missing:  # today's default need not be what the run was learned with
+        what = f"{directory / RECORD} does not say {', '.join(missing)}"
         raise RunError(f"{what}: it is of another version of etcl_deploy and has to be learned anew")
-    config = config_from(record["config"]).with_values({name: BEFORE[name] for name in missing})
+    config = config_from(record["config"])
     return Stored(run, config, origins, _digest(record))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.bundle.bits import pack, unpack
-from etcl_deploy.learn.task_record import Knowledge
+from etcl_deploy.learn.task_record import TaskRecord
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.norms import Norm
 from etcl_deploy.network.state import Head, TaskState
@@ -37,7 +37,7 @@ def restore_backbone(network: MaskedNetwork, tensors: Tensors) -> Tensors:
     return under(tensors, "memory")
 
 
-def task_tensors(state: TaskState, known: Knowledge, heads: Mapping[int, Head]) -> Tensors:
+def task_tensors(state: TaskState, known: TaskRecord, heads: Mapping[int, Head]) -> Tensors:
     """A finished task, what is known of it, and the heads of earlier tasks (by number) as it left them."""
     found = {f"mask/{step}": pack(mask) for step, mask in state.masks.items()}
     for step, norm in state.norms.items():
@@ -46,7 +46,7 @@ def task_tensors(state: TaskState, known: Knowledge, heads: Mapping[int, Head]) 
     found |= {f"weight/{step}": value for step, value in (state.weights or {}).items()}
     for number, head in heads.items():
         found |= {f"head_of/{number}/{key}": value for key, value in head.items()}
-    return found | {f"knowledge/{key}": value for key, value in known.memory.items()}
+    return found | {f"record/{key}": value for key, value in known.memory.items()}
 
 
 def task_from(tensors: Tensors, network: MaskedNetwork, name: str, classes: tuple[str, ...]) -> TaskState:

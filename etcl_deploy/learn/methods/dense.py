@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from etcl_deploy.core.task import Items
-from etcl_deploy.learn.methods.method import Assignment, Method
-from etcl_deploy.learn.task_record import Knowledge
-from etcl_deploy.learn.task_training import Lesson
+from etcl_deploy.learn.methods.method import Method, TaskContext
+from etcl_deploy.learn.task_record import TaskRecord
+from etcl_deploy.learn.task_training import TaskTraining
 
 
 class Naive(Method):
@@ -25,18 +25,18 @@ class One(Method):
 
     forgets = False
 
-    def begin(self, given: Assignment) -> Lesson:
+    def begin(self, context: TaskContext) -> TaskTraining:
         """Every task begins with the weights the network had before the first."""
         self._start = {step: layer.weight.detach().clone() for step, layer in self.network.masked_layers.items()}
-        return super().begin(given)
+        return super().begin(context)
 
     @torch.no_grad()
-    def finish(self, given: Assignment) -> Knowledge:
+    def finish(self, context: TaskContext) -> TaskRecord:
         """The task keeps its weights to itself."""
-        self.settle(given.training, claims={}, alone=True)
+        self.freeze(context.training, claims={}, alone=True)
         for step, weight in self._start.items():
             self.network.masked_layers[step].weight.copy_(weight)
-        return Knowledge(self.network.finished[given.task.name].head)
+        return TaskRecord(self.network.finished[context.task.name].head)
 
 
 class Ewc(Method):
@@ -54,14 +54,14 @@ class Ewc(Method):
             (self.memory[f"{step}/importance"] * (work.used - self.memory[f"{step}/centre"]).square()).sum()
             for step, work in self.network.work.items()
         ]
-        return self.options.others.ewc_strength / 2 * torch.stack(parts).sum()
+        return self.options.baselines.ewc_strength / 2 * torch.stack(parts).sum()
 
-    def finish(self, given: Assignment) -> Knowledge:
+    def finish(self, context: TaskContext) -> TaskRecord:
         """Add what matters to this task to what is remembered."""
-        self.settle(given.training, claims={})
-        chosen = torch.randperm(len(given.training), generator=given.generator)[: self.options.others.ewc_items]
+        self.freeze(context.training, claims={})
+        chosen = torch.randperm(len(context.training), generator=context.generator)[: self.options.baselines.ewc_items]
         memory: dict[str, Tensor] = {}
-        for step, importance in self._importance(given.training[chosen]).items():
+        for step, importance in self._importance(context.training[chosen]).items():
             weight = self.network.masked_layers[step].weight.detach()
             before = self.memory.get(f"{step}/importance", torch.zeros_like(weight))
             centre = self.memory.get(f"{step}/centre", weight)
@@ -69,7 +69,7 @@ class Ewc(Method):
             share = torch.where(total > 0, importance / total.clamp_min(torch.finfo(total.dtype).tiny), 0)
             memory[f"{step}/importance"], memory[f"{step}/centre"] = total, torch.lerp(centre, weight, share)
         self.memory = memory
-        return Knowledge(self.network.finished[given.task.name].head)
+        return TaskRecord(self.network.finished[context.task.name].head)
 
     def _importance(self, items: Items) -> dict[str, Tensor]:
         """The mean over items of the squared gradient of each one's loss, by step."""

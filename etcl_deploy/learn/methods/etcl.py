@@ -15,11 +15,11 @@ from torch import Tensor
 from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Items, Task
 from etcl_deploy.learn.events import Compared
-from etcl_deploy.learn.methods.method import Assignment, Method
-from etcl_deploy.learn.signature import Comparer, Portrait, describe_inputs, sample, seen_by_head
+from etcl_deploy.learn.methods.method import Method, TaskContext
+from etcl_deploy.learn.signature import Comparer, TaskSignature, describe_inputs, sample, seen_by_head
 from etcl_deploy.learn.similarity import Comparison
-from etcl_deploy.learn.task_record import HeadChange, Knowledge, most_similar_first
-from etcl_deploy.learn.task_training import FULL, Lesson, Shares
+from etcl_deploy.learn.task_record import HeadChange, TaskRecord, most_similar_first
+from etcl_deploy.learn.task_training import FULL, Shares, TaskTraining
 from etcl_deploy.learn.transfer import align, guide, improve_heads, pull, pull_target
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.state import TaskState
@@ -42,34 +42,34 @@ class Etcl(Method):
         self._kin: Sequence[TaskState] = ()
         self._target: Tensor | None = None
 
-    def begin(self, given: Assignment) -> Lesson:
+    def begin(self, context: TaskContext) -> TaskTraining:
         """Find the similar tasks (Eq. SDM), and start from one of them (Eq. G-Align)."""
         network, transfer = self.network, self.options.transfer
-        self._items = sample(given.training.images, self.options.similarity, given.generator)
-        portraits = {name: Portrait.of(known.memory) for name, known in given.past.items() if known.memory}
-        self._comparisons = self.comparer.compare(self._items, portraits)
-        given.report(Compared(given.task.name, self._comparisons))
+        self._items = sample(context.training.images, self.options.similarity, context.generator)
+        signatures = {name: TaskSignature.of(known.memory) for name, known in context.past.items() if known.memory}
+        self._comparisons = self.comparer.compare(self._items, signatures)
+        context.report(Compared(context.task.name, self._comparisons))
         self._similar = [network.finished[name] for name in most_similar_first(self._comparisons)]
         # Heads mean the same where classes do.
-        self._kin = [state for state in self._similar if state.classes == given.task.classes]
+        self._kin = [state for state in self._similar if state.classes == context.task.classes]
         self._target = pull_target(self._kin) if transfer.backward != "off" else None
         warm = self._model() if transfer.alignment == "warm_start" else None
         network.begin(
-            given.task.name,
-            given.task.classes,
-            given.generator,
+            context.task.name,
+            context.task.classes,
+            context.generator,
             fresh_scores=self.options.scores == "fresh",
             start=warm,
         )
-        return self.lesson(given.task, self._shares(warm, given.task))
+        return self.prepare(context.task, self._shares(warm, context.task))
 
-    def first_step(self, lesson: Lesson, training: Items) -> None:
+    def first_step(self, progress: TaskTraining, training: Items) -> None:
         """Forward transfer as in the paper: one step along the score gradients through both masks."""
         model = self._model()
         if model and self.options.transfer.alignment == "once":
-            lesson.optimizer.zero_grad()
+            progress.optimizer.zero_grad()
             align(self.network, training, self.options.batch_size, model)
-            lesson.step_along_gradients()
+            progress.step_along_gradients()
 
     def penalty(self) -> Tensor | None:
         """The head is drawn to those of similar tasks (Eq. Lsim)."""
@@ -82,30 +82,30 @@ class Etcl(Method):
         if self.options.transfer.alignment == "every_step":
             guide(self.network, images, labels, self._similar)
 
-    def finish(self, given: Assignment) -> Knowledge:
-        """Fix the mask, claim its weights, improve the heads of similar tasks, take the task's portrait."""
+    def finish(self, context: TaskContext) -> TaskRecord:
+        """Fix the mask, claim its weights, improve the heads of similar tasks, take the task's signature."""
         network, transfer = self.network, self.options.transfer
-        self.settle(given.training)
+        self.freeze(context.training)
         changes: tuple[HeadChange, ...] = ()
         if transfer.backward != "off":
             changes = improve_heads(
                 network,
-                given.task.name,
+                context.task.name,
                 self._kin,
-                given.training,
-                given.validation,
-                given.past,
+                context.training,
+                context.validation,
+                context.past,
                 transfer,
-                given.generator,
+                context.generator,
             )
-        portrait = self._portrait(given).tensors() if self.improves_heads else {}  # nobody would look at it
-        return Knowledge(network.finished[given.task.name].head, portrait, self._comparisons, changes)
+        signature = self._signature(context).tensors() if self.improves_heads else {}  # nobody would look at it
+        return TaskRecord(network.finished[context.task.name].head, signature, self._comparisons, changes)
 
-    def _portrait(self, given: Assignment) -> Portrait:
-        name = given.task.name
-        seen = seen_by_head(self.network, given.training, name)
-        inputs = describe_inputs(seen, len(given.task.classes), self.options.transfer.head_energy)
-        return Portrait(self.comparer.original(self._items), self.comparer.learned(self._items, name), inputs)
+    def _signature(self, context: TaskContext) -> TaskSignature:
+        name = context.task.name
+        seen = seen_by_head(self.network, context.training, name)
+        inputs = describe_inputs(seen, len(context.task.classes), self.options.transfer.head_energy)
+        return TaskSignature(self.comparer.original(self._items), self.comparer.learned(self._items, name), inputs)
 
     def _shares(self, start: TaskState | None, task: Task) -> Shares:
         """At a lower rate it learns what it is given: the backbone, and the head where classes are equal."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from etcl_deploy.learn.methods.method import Assignment, Method
-from etcl_deploy.learn.task_training import Lesson
+from etcl_deploy.learn.methods.method import Method, TaskContext
+from etcl_deploy.learn.task_training import TaskTraining
 
 
 class _Frozen(Method):
@@ -21,31 +21,31 @@ class _Frozen(Method):
     learns_weights = False
     learns_scores = True
 
-    def begin(self, given: Assignment) -> Lesson:
+    def begin(self, context: TaskContext) -> TaskTraining:
         """Every task starts with scores of its own."""
-        self.network.begin(given.task.name, given.task.classes, given.generator, fresh_scores=True)
-        return self.lesson(given.task)
+        self.network.begin(context.task.name, context.task.classes, context.generator, fresh_scores=True)
+        return self.prepare(context.task)
 
 
 class Supsup(_Frozen):
     """Over random weights: in a layer they differ only by their sign, as in the paper."""
 
     @torch.no_grad()
-    def begin(self, given: Assignment) -> Lesson:
+    def begin(self, context: TaskContext) -> TaskTraining:
         """The first task finds weights of one magnitude, that keeps the scale of what passes through its mask."""
-        for layer in self.network.masked_layers.values() if not given.past else ():
+        for layer in self.network.masked_layers.values() if not context.past else ():
             if layer.step.op != "bias":
                 layer.weight.copy_(layer.weight.sign() * (2 / layer.density / layer.weight[0].numel()) ** 0.5)
-        return super().begin(given)
+        return super().begin(context)
 
 
 class Piggyback(_Frozen):
     """A mask a task over weights that the first task, or somebody else, has learned."""
 
-    def begin(self, given: Assignment) -> Lesson:
+    def begin(self, context: TaskContext) -> TaskTraining:
         """The first task learns the weights, all of them, unless they come from a file; the others a mask."""
-        founding = not given.past and not self.options.weights
+        founding = not context.past and not self.options.weights
         self.learns_weights, self.learns_scores = founding, not founding
         for layer in self.network.masked_layers.values():
             layer.density = 1.0 if founding else self.network.density
-        return super().begin(given)
+        return super().begin(context)

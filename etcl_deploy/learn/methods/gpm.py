@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from etcl_deploy.core.operations import both
 from etcl_deploy.core.plan import Step
 from etcl_deploy.core.task import load
-from etcl_deploy.learn.methods.method import Assignment, Method
+from etcl_deploy.learn.methods.method import Method, TaskContext
 from etcl_deploy.learn.projection import extended, outside
-from etcl_deploy.learn.task_record import Knowledge
-from etcl_deploy.learn.task_training import Lesson
+from etcl_deploy.learn.task_record import TaskRecord
+from etcl_deploy.learn.task_training import TaskTraining
 from etcl_deploy.network.layers import MaskedLayer
 
 MOST = 20_000  # vectors of a layer's inputs the space is taken from: patches of images are many
@@ -25,34 +25,34 @@ MOST = 20_000  # vectors of a layer's inputs the space is taken from: patches of
 class Gpm(Method):
     """Fine-tuning outside the remembered spaces. Not the gradient is projected but each step: the optimizer is free."""
 
-    def begin(self, given: Assignment) -> Lesson:
+    def begin(self, context: TaskContext) -> TaskTraining:
         """Make room for the weights before a step."""
         layers = self.network.masked_layers
         self._before = {step: torch.empty_like(layers[step].weight) for step in self.memory}
-        return super().begin(given)
+        return super().begin(context)
 
     @torch.no_grad()
-    def look(self, share: float) -> None:
+    def before_batch(self, share: float) -> None:
         """Remember the weights as they are before the step."""
         for step, before in self._before.items():
             before.copy_(self.network.masked_layers[step].weight)
 
     @torch.no_grad()
-    def correct(self) -> None:
+    def after_step(self) -> None:
         """Take back what the step did inside the remembered spaces."""
         for step, space in self.memory.items():
             weight, before = self.network.masked_layers[step].weight, self._before[step]
             moved = (weight - before).view(len(weight), -1)
             weight.copy_(before + outside(moved, space).view_as(weight))
 
-    def finish(self, given: Assignment) -> Knowledge:
+    def finish(self, context: TaskContext) -> TaskRecord:
         """Add the inputs of every layer to its space."""
-        self.settle(given.training, claims={})
-        chosen = torch.randperm(len(given.training), generator=given.generator)[: self.options.others.gpm_items]
-        inputs = self._inputs(load(given.training.images, chosen), given.generator)
-        energy = self.options.others.gpm_energy
+        self.freeze(context.training, claims={})
+        chosen = torch.randperm(len(context.training), generator=context.generator)[: self.options.baselines.gpm_items]
+        inputs = self._inputs(load(context.training.images, chosen), context.generator)
+        energy = self.options.baselines.gpm_energy
         self.memory = {step: extended(self.memory.get(step), seen, energy) for step, seen in inputs.items()}
-        return Knowledge(self.network.finished[given.task.name].head)
+        return TaskRecord(self.network.finished[context.task.name].head)
 
     @torch.no_grad()
     def _inputs(self, images: Tensor, generator: torch.Generator) -> dict[str, Tensor]:

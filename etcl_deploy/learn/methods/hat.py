@@ -14,9 +14,9 @@ from torch import Tensor
 
 from etcl_deploy.config import Learning
 from etcl_deploy.core.plan import INPUT, Plan, Step
-from etcl_deploy.learn.methods.method import Assignment, Method
-from etcl_deploy.learn.task_record import Knowledge
-from etcl_deploy.learn.task_training import Lesson, Shares
+from etcl_deploy.learn.methods.method import Method, TaskContext
+from etcl_deploy.learn.task_record import TaskRecord
+from etcl_deploy.learn.task_training import Shares, TaskTraining
 from etcl_deploy.network.masked_network import MaskedNetwork
 
 LIMIT = 6.0  # of an embedding: beyond it the gate has no gradient to speak of
@@ -38,23 +38,23 @@ class Hat(Method):
         self._chains = unit_chains(network.plan)
         self._ends = {step: chain[-1] for step, chain in self._chains.items()}
 
-    def begin(self, given: Assignment) -> Lesson:
+    def begin(self, context: TaskContext) -> TaskTraining:
         """Draw the embeddings `e` of the task's gates."""
         device = self.network.device
         sizes = {step: len(self.network.masked_layers[step].weight) for step in self._ends}
         self._used = {step: torch.zeros(size, dtype=torch.bool, device=device) for step, size in sizes.items()}
         self._used |= self.memory
         self._embeddings = {
-            step: torch.randn(size, generator=given.generator).to(device).requires_grad_()
+            step: torch.randn(size, generator=context.generator).to(device).requires_grad_()
             for step, size in sizes.items()
         }
-        self.network.begin(given.task.name, given.task.classes, given.generator)
-        self.look(1.0)
-        return self.lesson(given.task, Shares(extra=self.options.others.hat_rate), self._embeddings)
+        self.network.begin(context.task.name, context.task.classes, context.generator)
+        self.before_batch(1.0)
+        return self.prepare(context.task, Shares(extra=self.options.baselines.hat_rate), self._embeddings)
 
-    def look(self, share: float) -> None:
+    def before_batch(self, share: float) -> None:
         """Harden the gates as the epoch goes on."""
-        most = self.options.others.hat_steepness
+        most = self.options.baselines.hat_steepness
         self._steepness = 1 / most + (most - 1 / most) * share
         gates = {step: torch.sigmoid(self._steepness * e) for step, e in self._embeddings.items()}
         self.network.gates = {self._ends[step]: gate for step, gate in gates.items()}
@@ -63,24 +63,24 @@ class Hat(Method):
         """The share of units, of those no earlier task uses, that this one opens."""
         gates = torch.cat([self.network.gates[end] for end in self._ends.values()])
         free = torch.cat([~used for used in self._used.values()]).float()
-        return self.options.others.hat_thrift * (gates * free).sum() / free.sum().clamp_min(1)
+        return self.options.baselines.hat_c * (gates * free).sum() / free.sum().clamp_min(1)
 
     @torch.no_grad()
     def add_gradients(self, images: Tensor, labels: Tensor) -> None:
         """Make up for the flatness of steep gates (Eq. 5 of the paper)."""
-        most, s = self.options.others.hat_steepness, self._steepness
+        most, s = self.options.baselines.hat_steepness, self._steepness
         for e in self._embeddings.values():
             assert e.grad is not None
             steep = (s * e).clamp(-STEEPEST, STEEPEST)
             e.grad *= most / s * (torch.cosh(steep) + 1) / (torch.cosh(e) + 1)
 
     @torch.no_grad()
-    def correct(self) -> None:
+    def after_step(self) -> None:
         """Keep the embeddings where gates still have a gradient."""
         for e in self._embeddings.values():
             e.clamp_(-LIMIT, LIMIT)
 
-    def finish(self, given: Assignment) -> Knowledge:
+    def finish(self, context: TaskContext) -> TaskRecord:
         """Turn the gates into masks; weights between units that any task uses are claimed."""
         network, plan = self.network, self.network.plan
         opened = {step: e.detach() > 0 for step, e in self._embeddings.items()}
@@ -91,9 +91,9 @@ class Hat(Method):
                 with torch.no_grad():
                     norm.gamma.mul_(opened[step])
                     norm.beta.mul_(opened[step])
-        self.settle(given.training, masks_of(plan, self._chains, opened), masks_of(plan, self._chains, used))
+        self.freeze(context.training, masks_of(plan, self._chains, opened), masks_of(plan, self._chains, used))
         self.memory = used
-        return Knowledge(network.finished[given.task.name].head)
+        return TaskRecord(network.finished[context.task.name].head)
 
 
 def unit_chains(plan: Plan) -> dict[str, tuple[str, ...]]:

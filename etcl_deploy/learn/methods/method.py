@@ -12,20 +12,20 @@ from torch import Tensor
 from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Items, Task
 from etcl_deploy.learn.events import Report
-from etcl_deploy.learn.task_record import Knowledge
-from etcl_deploy.learn.task_training import FULL, Lesson, Shares
+from etcl_deploy.learn.task_record import TaskRecord
+from etcl_deploy.learn.task_training import FULL, Shares, TaskTraining
 from etcl_deploy.network.masked_network import EVALUATION_BATCH, MaskedNetwork
 from etcl_deploy.network.state import Masks
 
 
 @dataclass(frozen=True)
-class Assignment:
+class TaskContext:
     """A task to be learned, and what there is to go by."""
 
     task: Task
     training: Items
     validation: Items
-    past: Mapping[str, Knowledge]  # of earlier tasks, in order
+    past: Mapping[str, TaskRecord]  # of earlier tasks, in order
     generator: torch.Generator
     report: Report
 
@@ -35,7 +35,7 @@ class Method:
 
     `begin` is called when a task begins, `finish` when it was learned, the others at every step in between. What a
     method must know of earlier tasks `finish` puts into `memory`, if it is of all of them together, or into the
-    knowledge of the one, which later assignments have in `past`.
+    record of the one, which later tasks find in `past`.
     """
 
     dense: ClassVar[bool] = True  # a task uses all weights while it is learned, not the share `density` of them
@@ -52,23 +52,23 @@ class Method:
         for layer in network.masked_layers.values():
             layer.density = 1.0 if self.dense else network.density
 
-    def begin(self, given: Assignment) -> Lesson:
+    def begin(self, context: TaskContext) -> TaskTraining:
         """Begin a task: nothing is kept of what was learned before but the weights themselves."""
-        self.network.begin(given.task.name, given.task.classes, given.generator)
-        return self.lesson(given.task)
+        self.network.begin(context.task.name, context.task.classes, context.generator)
+        return self.prepare(context.task)
 
-    def lesson(self, task: Task, shares: Shares = FULL, extra: Mapping[str, Tensor] | None = None) -> Lesson:
+    def prepare(self, task: Task, shares: Shares = FULL, extra: Mapping[str, Tensor] | None = None) -> TaskTraining:
         """What the task at hand is learned with, at `shares` of the learning rate."""
         layers = self.network.masked_layers.values()
         weights = [layer.weight for layer in layers] if self.learns_weights else []
         scores = [layer.scores for layer in layers] if self.learns_scores else []
         position = len(self.network.finished) + 1
-        return Lesson(self.network, task.name, self.options, position, (weights, scores), extra or {}, shares)
+        return TaskTraining(self.network, task.name, self.options, position, (weights, scores), extra or {}, shares)
 
-    def first_step(self, lesson: Lesson, training: Items) -> None:
+    def first_step(self, progress: TaskTraining, training: Items) -> None:
         """What is done once, before the first step of a task."""
 
-    def look(self, share: float) -> None:
+    def before_batch(self, share: float) -> None:
         """What is done before a batch is looked at, `share` of an epoch being over; 1: its last batch, and after it."""
 
     def penalty(self) -> Tensor | None:
@@ -78,15 +78,15 @@ class Method:
     def add_gradients(self, images: Tensor, labels: Tensor) -> None:
         """What is done with the gradients of a batch before a step is taken along them."""
 
-    def correct(self) -> None:
+    def after_step(self) -> None:
         """What is done after every step."""
 
-    def finish(self, given: Assignment) -> Knowledge:
+    def finish(self, context: TaskContext) -> TaskRecord:
         """Fix the task for ever, and give what is to be known of it."""
-        self.settle(given.training, claims={})
-        return Knowledge(self.network.finished[given.task.name].head)
+        self.freeze(context.training, claims={})
+        return TaskRecord(self.network.finished[context.task.name].head)
 
-    def settle(
+    def freeze(
         self, training: Items, masks: Masks | None = None, claims: Masks | None = None, *, alone: bool = False
     ) -> None:
         """Fix mask and normalization, and claim weights; see `MaskedNetwork.finish`."""
