@@ -29,7 +29,7 @@ from etcl_deploy.export.to_mar import archive
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
-from etcl_deploy.serve.start import Wishes
+from etcl_deploy.serve.start import ServeOptions
 
 mpl.use("agg")
 
@@ -100,7 +100,7 @@ def one_archive(work: Path, say: Callable[[str], None]) -> dict[int, Any]:
     rows = {}
     for count in COUNTS:
         bundle = write_made(work / "tasks.etcl", count)
-        settings = Wishes().settings()
+        settings = ServeOptions().settings()
         archive(bundle, "tasks", work, settings)
         began = time.monotonic()
         with serving("tasks", work, any_free_port(), settings["minWorkers"]) as server:

@@ -33,7 +33,7 @@ from etcl_deploy.bundle import float_coding as values
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.bundle.delta import write_delta
 from etcl_deploy.bundle.format import read
-from etcl_deploy.bundle.mask_coding import Owners
+from etcl_deploy.bundle.mask_coding import WeightOwners
 from etcl_deploy.bundle.masks import CodedMasks
 from etcl_deploy.bundle.precision import PRECISIONS
 from etcl_deploy.bundle.summary import summarize
@@ -71,7 +71,7 @@ def learned(directory: Path, recipe: str, changed: dict[str, Any], say: Callable
 def entropy_of(masks: Sequence[np.ndarray], references: Sequence[int | None], layers: Sequence[int]) -> float:
     """Bytes that the model needs for these masks if nothing is lost: for what is claimed, by layer; for where they
     differ from their references in what is used again, by layer and age of the owner."""
-    owner = Owners.of(masks, len(masks), layers).owner.astype(np.int64)
+    owner = WeightOwners.of(masks, len(masks), layers).owner.astype(np.int64)
     layer = np.repeat(np.arange(len(layers)), layers)
     bits = 0.0
     for task, mask in enumerate(masks):

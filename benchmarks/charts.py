@@ -56,7 +56,7 @@ def draw_targets(rows: Sequence[Row]) -> Any:
 
 
 def _scale(row: Row, value: float | None) -> float | None:
-    """A value relative to the now line, turned so that less is better; None where that has no meaning."""
+    """A value relative to the now line, turned so that less is better; None where that has no spec."""
     line = row.part.now
     if not value or value < 0 or line is None or line.limit <= 0 or line.sign == "=":
         return None

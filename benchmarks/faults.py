@@ -30,7 +30,7 @@ from etcl_deploy.serve.process import stop
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.push import push_bundle
 from etcl_deploy.serve.server import Server
-from etcl_deploy.serve.start import Wishes, serve_bundle
+from etcl_deploy.serve.start import ServeOptions, serve_bundle
 
 TASKS = 20
 CONNECTIONS = 16
@@ -98,7 +98,7 @@ def main(say: Callable[[str], None]) -> None:
     arguments = parser.parse_args()
     work: Path = arguments.work
     bundles = [write_made(work / f"{name}.etcl", TASKS, seed) for seed, name in enumerate("ab")]
-    server = serve_bundle(bundles[0], "faults", work / "store", Wishes(any_free_port(), pushes=True))
+    server = serve_bundle(bundles[0], "faults", work / "store", ServeOptions(any_free_port(), pushes=True))
     result: dict[str, Any] = {}
     try:
         with multiprocessing.get_context("spawn").Pool(1) as pool:

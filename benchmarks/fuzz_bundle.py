@@ -244,7 +244,7 @@ def fuzz(cases: int, flips: int, seed: int) -> dict[str, Any]:
 def bundles(folder: Path) -> list[Path]:
     """Those of tests/golden/, and some of a residual network, made in `folder`."""
     sys.path.insert(0, str(TESTS))
-    from made import made_bundle
+    from factories import made_bundle
 
     made = []
     for encoding, precision in (("coded", "fp32"), ("packed", "int8")):

@@ -39,7 +39,7 @@ from etcl_deploy.export.to_mar import archive
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
-from etcl_deploy.serve.start import Wishes
+from etcl_deploy.serve.start import ServeOptions
 
 CONNECTIONS = 32
 BAD_SHARE = 0.1
@@ -196,7 +196,7 @@ def main(say: Callable[[str], None]) -> None:
     work, tasks = arguments.work, arguments.tasks
     work.mkdir(parents=True, exist_ok=True)
     bundle = write_made(work / "made.etcl", tasks)
-    settings = Wishes().settings()
+    settings = ServeOptions().settings()
     archive(bundle, "hostile", work, settings)
     with serving("hostile", work, any_free_port(), settings["minWorkers"]) as server:
         good = [request for first in range(PICTURES) for request in requests_for(server, range(tasks), first)]

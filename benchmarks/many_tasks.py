@@ -26,7 +26,7 @@ from etcl_deploy.export.to_mar import archive
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
-from etcl_deploy.serve.start import Wishes
+from etcl_deploy.serve.start import ServeOptions
 
 FEW, CONNECTIONS, ROUNDS = 10, 4, 5
 MIXES = ("zipf", "distinct")
@@ -54,7 +54,7 @@ def main(say: Callable[[str], None]) -> None:
             for count in (FEW, many):
                 store = arguments.work / str(count)
                 bundle = write_made(store / "made.etcl", count)
-                archive(bundle, f"m{count}", store, Wishes(workers=1).settings())
+                archive(bundle, f"m{count}", store, ServeOptions(workers=1).settings())
                 began = time.monotonic()
                 servers[count] = stack.enter_context(serving(f"m{count}", store, any_free_port(), 1))
                 started[count] = time.monotonic() - began

@@ -28,7 +28,7 @@ from etcl_deploy.bundle.summary import separate_bytes
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
-from etcl_deploy.serve.start import Wishes
+from etcl_deploy.serve.start import ServeOptions
 
 # What is told to a server: precision of heads, bytes of its cache.
 SLOPES: dict[str, tuple[str, int | None]] = {
@@ -51,7 +51,7 @@ def mapped(process: psutil.Process) -> int:
 
 def asked(bundle: Path, store: Path, tasks: int, workers: int, cache_bytes: int | None) -> tuple[list[int], list[int]]:
     """Memory of every worker, and its mapped files, once every task was asked about."""
-    settings = Wishes(workers=workers, cache_bytes=cache_bytes).settings()
+    settings = ServeOptions(workers=workers, cache_bytes=cache_bytes).settings()
     archive(bundle, "memory", store, settings)
     with serving("memory", store, any_free_port(), workers) as server:
         # As many requests for every count of tasks, so that what grows with them alone is not counted.

@@ -28,7 +28,7 @@ from etcl_deploy.core.atomic import locked, write_bytes
 from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.learn.metrics import forward_transfer
-from etcl_deploy.runs.compare import RECORD, Comparison, compare
+from etcl_deploy.runs.compare import RECORD, MethodComparison, compare
 from etcl_deploy.settings import config_from, load_recipe
 
 SEQUENCES: dict[str, dict[str, Any]] = {"femnist1": {"epochs": 10}, "pmnist": {"tasks": 5}, "mixed": {"epochs": 10}}
@@ -79,7 +79,7 @@ def learn(recipe: str, methods: list[str], work: Path, say: Callable[[str], None
         whole = [m for m in wanted if m not in configs and sum(run["method"] == m for run in made) == SEEDS]
         found = [{key: run[key] for key in KEPT} for run in made if run["method"] in whole]
         configs = {method: config_of(recipe, method) for method in METHODS if method in configs or method in whole}
-        table = Comparison.of(configs, with_forward_transfer([*runs, *found]))
+        table = MethodComparison.of(configs, with_forward_transfer([*runs, *found]))
         record = {**table.as_json(), **circumstances()}
         write_bytes(FOLDER / f"{recipe}.json", (json.dumps(record) + "\n").encode())
         write_bytes(FOLDER / f"{recipe}.csv", table.as_csv().encode())

@@ -18,7 +18,7 @@ from torch import Tensor
 from etcl_deploy.bundle.bundle import Bundle, BundledTask, to_bytes
 from etcl_deploy.bundle.layout import Layout, split
 from etcl_deploy.bundle.precision import reduced_head
-from etcl_deploy.core.operations import NORMS, normalize, weigh
+from etcl_deploy.core.operations import NORMS, apply_weight, normalize
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.plan import Step
 from etcl_deploy.core.preprocessing import Preprocessing
@@ -150,7 +150,7 @@ def plain_scores(bundle: Bundle, name: str, pixels: Tensor) -> Tensor:
     def apply(step: Step, x: Tensor) -> Tensor:
         if step.op in NORMS:
             return normalize(step.op, step.settings, x, *norms[step.name])
-        return weigh(step.op, step.settings, x, weights[step.name])
+        return apply_weight(step.op, step.settings, x, weights[step.name])
 
     features = bundle.plan.run(bundle.preprocessing.normalize(pixels), apply)
     head = task.head_values()

@@ -29,7 +29,7 @@ from etcl_deploy.export.to_mar import archive
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
-from etcl_deploy.serve.start import Wishes
+from etcl_deploy.serve.start import ServeOptions
 
 TASKS = 100
 CONNECTIONS = 32
@@ -57,7 +57,7 @@ def dense_server(bundle: Path, store: Path, choice: Choice) -> Iterator[Server]:
 
 @contextmanager
 def our_server(bundle: Path, store: Path, name: str, cache_mb: int) -> Iterator[Server]:
-    settings = Wishes(cache_bytes=cache_mb * 1_000_000).settings()
+    settings = ServeOptions(cache_bytes=cache_mb * 1_000_000).settings()
     archive(bundle, name, store, settings)
     with serving(name, store, any_free_port(), settings["minWorkers"]) as server:
         yield server

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etcl_deploy.config import Config, Learning
-from etcl_deploy.core.operations import weigh
+from etcl_deploy.core.operations import apply_weight
 from etcl_deploy.core.plan import Step
 from etcl_deploy.core.task import Task
 from etcl_deploy.learn.methods.etcl import Etcl
@@ -55,7 +55,7 @@ class Dense(nn.Module):
     def _apply(self, step: Step, x: Tensor) -> Tensor:
         if step.name in self.norms:
             return self.norms[step.name](x)
-        return weigh(step.op, step.settings, x, self.weights[step.name])
+        return apply_weight(step.op, step.settings, x, self.weights[step.name])
 
 
 def sides(case: str, count: int) -> tuple[Callable[[], None], Callable[[], None]]:

@@ -66,7 +66,7 @@ SHARED = (
 )
 
 
-class Section:
+class ConfigSection:
     """Settings that belong together; a value of the wrong type or out of its limits is refused."""
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Images(Section):
+class Images(ConfigSection):
     """What every image is brought to before the network sees it."""
 
     size: int = 32  # height and width, in pixels
@@ -106,7 +106,7 @@ class Images(Section):
 
 
 @dataclass(frozen=True)
-class Network(Section):
+class Network(ConfigSection):
     """The backbone all tasks share."""
 
     backbone: str = "resnet18"
@@ -115,7 +115,7 @@ class Network(Section):
 
 
 @dataclass(frozen=True)
-class Similarity(Section):
+class Similarity(ConfigSection):
     """Which earlier tasks count as similar to a new one."""
 
     similar: Literal["measured", "all", "none"] = "measured"  # or take all for similar, or none
@@ -136,7 +136,7 @@ class Similarity(Section):
 
 
 @dataclass(frozen=True)
-class Transfer(Section):
+class Transfer(ConfigSection):
     """How similar tasks help each other."""
 
     # Forwards. warm_start: begin with a similar task's mask, normalization and, for equal classes, head; once: one step
@@ -158,7 +158,7 @@ class Transfer(Section):
 
 
 @dataclass(frozen=True)
-class Baselines(Section):
+class Baselines(ConfigSection):
     """What methods other than ETCL are told."""
 
     ewc_strength: float = 100.0  # lambda of EWC: weight of its penalty
@@ -171,7 +171,7 @@ class Baselines(Section):
 
 
 @dataclass(frozen=True)
-class Learning(Section):
+class Learning(ConfigSection):
     """How one task is learned."""
 
     method: Literal["etcl", "wsn", "supsup", "piggyback", "hat", "gpm", "ewc", "naive", "one"] = "etcl"
@@ -206,7 +206,7 @@ class Learning(Section):
 
 
 @dataclass(frozen=True)
-class Config(Section):
+class Config(ConfigSection):
     """One experiment. `sequence` says where the tasks come from; `recipe` is the file it was read from."""
 
     recipe: str | None = None
@@ -237,12 +237,12 @@ class Config(Section):
         return changed
 
 
-def _names(section: Section) -> list[str]:
+def _names(section: ConfigSection) -> list[str]:
     """The bare names of all fields, those of sections inside included."""
     found: list[str] = []
     for f in fields(section):  # type: ignore[arg-type]
         value = getattr(section, f.name)
-        found += _names(value) if isinstance(value, Section) else [f.name]
+        found += _names(value) if isinstance(value, ConfigSection) else [f.name]
     return found
 
 
@@ -250,7 +250,7 @@ def _changed(section: Any, values: Mapping[str, Any]) -> Any:
     changes = {}
     for f in fields(section):
         value = getattr(section, f.name)
-        if isinstance(value, Section):
+        if isinstance(value, ConfigSection):
             changes[f.name] = _changed(value, values)
         elif f.name in values:
             changes[f.name] = values[f.name]

@@ -23,7 +23,7 @@ from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.core.preprocessing import ONES, Preprocessing
 from etcl_deploy.errors import BadImageError, ModelError, UnknownTaskError
 
-AT_ONCE = 64  # images that are prepared and run together
+BATCH_SIZE = 64  # images that are prepared and run together
 EXTERNAL = b"\x0a\x08location"  # how a tensor says that it lies in another file
 PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
 
@@ -88,8 +88,8 @@ class Model:
             raise BadImageError(f"prepared images are uint8 {wanted}, not {pixels.dtype} {list(pixels.shape)}")
         number = {"task_id": np.array(self.tasks.index(name))} if self._several else {}
         parts = [np.empty((0, len(self.classes[name])), np.float32)]
-        for first in range(0, len(pixels), AT_ONCE):
-            part = np.ascontiguousarray(pixels[first : first + AT_ONCE])
+        for first in range(0, len(pixels), BATCH_SIZE):
+            part = np.ascontiguousarray(pixels[first : first + BATCH_SIZE])
             parts += self._session.run(["logits"], {"image": part, **number})
         return np.concatenate(parts)
 
@@ -100,7 +100,7 @@ class Model:
         name = self._task if task is None else self._known(task)
         found: list[Prediction] = []
         left = iter(inputs)
-        while sources := list(islice(left, AT_ONCE)):
+        while sources := list(islice(left, BATCH_SIZE)):
             found += self._explained(name, self.logits(np.stack([self.prepare(source) for source in sources]), name))
         return found
 

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from etcl_deploy.config import Config, Section
+from etcl_deploy.config import Config, ConfigSection
 from etcl_deploy.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -79,14 +79,14 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(_flat(values, Config(), ""))
 
 
-def _flat(values: Mapping[str, Any], section: Section, path: str) -> Iterator[tuple[str, Any]]:
+def _flat(values: Mapping[str, Any], section: ConfigSection, path: str) -> Iterator[tuple[str, Any]]:
     known = [f.name for f in fields(section)]  # type: ignore[arg-type]
     for key, value in values.items():
         if key not in known:
             where = f" in [{path}]" if path else ""
             raise ConfigError(f"unknown key {key!r}{where}; known: {', '.join(known)}")
         inner = getattr(section, key)
-        if not isinstance(inner, Section):
+        if not isinstance(inner, ConfigSection):
             yield key, value
         elif isinstance(value, Mapping):
             yield from _flat(value, inner, f"{path}.{key}".lstrip("."))

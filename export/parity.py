@@ -17,7 +17,7 @@ from etcl_deploy.runtime.engine import relative_difference
 from etcl_deploy.runtime.subnet import Subnet
 
 SEEDED_ITEMS = 16
-AT_ONCE = 256  # images that run together
+BATCH_SIZE = 256  # images that run together
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ def session(path: Path) -> onnxruntime.InferenceSession:
 def expected_of(subnet: Subnet, pixels: Tensor) -> Tensor:
     """Logits of the learned network."""
     with torch.inference_mode():
-        return torch.cat([subnet(part) for part in torch.split(pixels, AT_ONCE)])
+        return torch.cat([subnet(part) for part in torch.split(pixels, BATCH_SIZE)])
 
 
 def answers_of(loaded: onnxruntime.InferenceSession, pixels: Tensor, **inputs: np.ndarray) -> Tensor:
     """Logits of an exported one, whose probabilities must be theirs."""
     parts = [
-        loaded.run(["probabilities", "logits"], {"image": p.numpy(), **inputs}) for p in torch.split(pixels, AT_ONCE)
+        loaded.run(["probabilities", "logits"], {"image": p.numpy(), **inputs}) for p in torch.split(pixels, BATCH_SIZE)
     ]
     probabilities, logits = (torch.from_numpy(np.concatenate(found)) for found in zip(*parts, strict=True))
     if not (probabilities - logits.softmax(1)).abs().max() <= MAX_SOFTMAX_DIFFERENCE:

@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from etcl_deploy.core.operations import OPERATIONS, both
+from etcl_deploy.core.operations import OPERATIONS, as_pair
 from etcl_deploy.core.plan import INPUT, Plan, Step
 from etcl_deploy.runtime.subnet import Subnet
 
@@ -26,7 +26,7 @@ Values = dict[str, Tensor]  # of every step, for every channel: its constant, or
 
 
 @dataclass(frozen=True)
-class Shrunk:
+class Pruned:
     """What was left out of one layer."""
 
     layer: str
@@ -36,7 +36,7 @@ class Shrunk:
     kept_outputs: int
 
 
-def shrink(subnet: Subnet) -> tuple[Subnet, list[Shrunk]]:
+def prune(subnet: Subnet) -> tuple[Subnet, list[Pruned]]:
     """The same answers from fewer channels; and for every layer, how many."""
     plan, weights = subnet.plan, subnet.weights
     constants = _constants(plan, weights)
@@ -49,7 +49,7 @@ def shrink(subnet: Subnet) -> tuple[Subnet, list[Shrunk]]:
         if step.op in ("conv2d", "linear"):
             assert weight is not None
             bias = _with_constants(step, weight, bias, constants[step.inputs[0]], read)
-            report.append(Shrunk(step.name, len(read), int(read.sum()), len(own), int(own.sum())))
+            report.append(Pruned(step.name, len(read), int(read.sum()), len(own), int(own.sum())))
             if settings.get("groups", 1) == 1:
                 weight = weight[:, read]
                 settings["in"] = int(read.sum())
@@ -191,7 +191,7 @@ def _foldable(step: Step, constants: Tensor) -> Tensor:
 
 def _edges(step: Step, constants: Tensor) -> Tensor:
     """Which channels differ from the zeros a step puts around them."""
-    padded = max(both(step.settings.get("padding", 0))) > 0
+    padded = max(as_pair(step.settings.get("padding", 0))) > 0
     return constants.ne(0) if padded else torch.zeros_like(constants, dtype=torch.bool)
 
 

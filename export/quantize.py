@@ -13,15 +13,15 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 from etcl_deploy.errors import ExportError
 
-AT_ONCE = 16  # images that are measured together
-MOST = 512  # images that are measured at all
+BATCH_SIZE = 16  # images that are measured together
+MAX_IMAGES = 512  # images that are measured at all
 # What the network computes with; the image is prepared, and probabilities are computed, in single precision.
 OPERATORS = ["Conv", "Gemm", "Add", "Relu", "MaxPool", "AveragePool", "Concat", "Flatten"]
 
 
 class _Images(CalibrationDataReader):  # type: ignore[misc]
     def __init__(self, pixels: np.ndarray) -> None:
-        self._left: Iterator[np.ndarray] = iter(np.split(pixels, range(AT_ONCE, len(pixels), AT_ONCE)))
+        self._left: Iterator[np.ndarray] = iter(np.split(pixels, range(BATCH_SIZE, len(pixels), BATCH_SIZE)))
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         """Some images more, or None after the last."""
@@ -44,7 +44,7 @@ def quantized(model: onnx.ModelProto, pixels: np.ndarray) -> onnx.ModelProto:
             quantize_static(
                 plain,
                 small,
-                _Images(pixels[:: -(-len(pixels) // MOST)]),  # of every class: they often come class by class
+                _Images(pixels[:: -(-len(pixels) // MAX_IMAGES)]),  # of every class: they often come class by class
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=OPERATORS,
                 nodes_to_exclude=["image_normal"],

@@ -40,10 +40,10 @@ CARRIED = (
 )
 
 
-Settings = Mapping[str, Any]
+ModelConfig = Mapping[str, Any]
 
 
-def archive(bundle: Path, name: str, model_store: Path, settings: Settings | None = None) -> Path:
+def archive(bundle: Path, name: str, model_store: Path, settings: ModelConfig | None = None) -> Path:
     """`model_store/name.mar`, written again only if what belongs in it has changed.
 
     `settings` replace values of model-config.yaml, which TorchServe puts above its own configuration file.
@@ -58,14 +58,14 @@ def archive(bundle: Path, name: str, model_store: Path, settings: Settings | Non
 
 
 @contextmanager
-def archive_waiting(bundle: Path, name: str, model_store: Path, settings: Settings) -> Iterator[None]:
+def archive_waiting(bundle: Path, name: str, model_store: Path, settings: ModelConfig) -> Iterator[None]:
     """`model_store/name.mar` is written when the block begins, and takes its place when that ends well."""
     with atomic.replacing(model_store / f"{name}.mar") as temporary:
         _run_archiver(_contents(bundle, settings), name, VERSION, temporary)
         yield
 
 
-def archive_version(bundle: Path, name: str, version: str, target: Path, settings: Settings) -> None:
+def archive_version(bundle: Path, name: str, version: str, target: Path, settings: ModelConfig) -> None:
     """The archive of another version of a model, in a file of its own."""
     with atomic.replacing(target) as temporary:
         _run_archiver(_contents(bundle, settings), name, version, temporary)
@@ -84,7 +84,7 @@ def check_name(name: str) -> None:
         raise ExportError(f"{name!r} cannot name a model; use letters, digits, '_', '.' and '-', as in --name my-model")
 
 
-def _contents(bundle: Path, settings: Settings) -> dict[str, bytes]:
+def _contents(bundle: Path, settings: ModelConfig) -> dict[str, bytes]:
     """Path inside the archive -> bytes."""
     handlers = resources.files("etcl_deploy.handlers")
     config = yaml.safe_load((handlers / CONFIG_NAME).read_bytes())

@@ -25,7 +25,7 @@ from etcl_deploy.core.task import Items, Task, load, percent_right
 from etcl_deploy.errors import ExportError
 from etcl_deploy.export.compress import compacted, halved
 from etcl_deploy.export.parity import LIMITS, Parity, answers_of, compare, expected_of, seeded_images, session
-from etcl_deploy.export.prune import Shrunk, shrink
+from etcl_deploy.export.prune import Pruned, prune
 from etcl_deploy.runtime.onnx_graph import OPSET, Graph, as_model, write_linear, write_network
 from etcl_deploy.runtime.subnet import Subnet, materialize
 
@@ -71,7 +71,7 @@ class OnnxReport:
     compact: bool
     parity: Parity
     accuracy: Accuracy | None
-    layers: Sequence[Shrunk]
+    layers: Sequence[Pruned]
 
 
 def export_task(
@@ -92,7 +92,7 @@ def export_task(
     atomic.check_replaceable(path)
     known = None if examples is None else _matched(examples, bundle, task)
     subnet = materialize(bundle, task)
-    smaller, layers = shrink(subnet)
+    smaller, layers = prune(subnet)
     model = _formed(task_model(bundle, task, smaller, form), form, examples)
     images = load(known.images) if known else seeded_images(bundle.preprocessing) if pixels is None else pixels
     accuracy = None

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 MAX_PIXELS = 16_000_000  # of an image, divided by how many come with it: a full batch decodes before it times out
 BATCH_ANSWER_BYTES = 6_000_000  # of a batch; TorchServe's own limit is 6,553,500
 FLUSH_SECONDS = 5
-AT_ONCE, BREATH_SECONDS = 10, 0.005  # metrics that are told before requests have the processor again
+METRICS_A_BREATH, BREATH_SECONDS = 10, 0.005  # metrics that are told before requests have the processor again
 # As metrics.yaml declares them: unit, dimensions. TorchServe turns every update into a line of text, so sums of
 # some seconds are told, not single requests.
 COUNTERS = {
@@ -234,7 +234,7 @@ class EtclHandler:
             for number, (name, labels, value) in enumerate(self.meter.drain()):
                 if value:
                     known[name].add_or_update(round(value), list(labels))
-                if number % AT_ONCE == 0:
+                if number % METRICS_A_BREATH == 0:
                     time.sleep(BREATH_SECONDS)
             known["etcl_tasks_ready"].add_or_update(len(cache.tasks), [worker])
             known["etcl_cache_bytes"].add_or_update(sum(cache.tasks.values()), [worker])

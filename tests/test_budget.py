@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import made_bundle
+from factories import made_bundle
 
 from etcl_deploy.bundle import format
 from etcl_deploy.bundle.bundle import FEW, LONGEST, check_effort, to_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Learned
-from made import made_bundle
+from factories import made_bundle
 from safetensors.torch import save_file
 from test_cli import fails
 from torch import Tensor
@@ -24,7 +24,7 @@ from etcl_deploy.runs.to_bundle import bundle_run
 
 
 def rewrite(path: Path, manifest: dict[str, object], sections: dict[str, Tensor]) -> None:
-    """A well-formed file with another content: digests right, meaning wrong."""
+    """A well-formed file with another content: digests right, spec wrong."""
     path.write_bytes(format.to_bytes({k: v for k, v in manifest.items() if k != "sections"}, sections))
 
 

@@ -15,7 +15,7 @@ from etcl_deploy.config import Config
 from etcl_deploy.errors import ConfigError, EtclError, RunError
 from etcl_deploy.learn.events import Event, TaskStarted
 from etcl_deploy.report.write import write_report
-from etcl_deploy.runs.compare import Comparison, compare
+from etcl_deploy.runs.compare import MethodComparison, compare
 from etcl_deploy.runs.statistics import needed_bytes, overlap, used_over_time
 from etcl_deploy.runs.store import load
 from etcl_deploy.settings import load_recipe
@@ -34,7 +34,7 @@ def stop(event: Event) -> None:
         raise StopError
 
 
-def run(data: Path, directory: Path, methods: list[str], seeds: int = 1, **values: object) -> Comparison:
+def run(data: Path, directory: Path, methods: list[str], seeds: int = 1, **values: object) -> MethodComparison:
     made = config().with_values(values)
     return compare(dict.fromkeys(methods, made), data, seeds, directory, "cpu", lambda event: None)
 

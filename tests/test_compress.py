@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 from conftest import Learned
-from made import made_bundle
+from factories import made_bundle
 from onnx import TensorProto, helper, numpy_helper
 
 from etcl_deploy.errors import ExportError

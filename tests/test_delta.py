@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Learned
+from factories import made_bundle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import made_bundle
 from test_cli import answer, fails
 
 from etcl_deploy.bundle import float_coding as values

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import torch
 
-from etcl_deploy.network.distributed import Ranks
-from etcl_deploy.runs.store import Stored, load
+from etcl_deploy.network.distributed import Distributed
+from etcl_deploy.runs.store import StoredRun, load
 from etcl_deploy.serve.process import still_running
 
 
@@ -37,7 +37,7 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def masks_that_agree(one: Stored, other: Stored) -> float:
+def masks_that_agree(one: StoredRun, other: StoredRun) -> float:
     """The share of mask bits that are the same in both runs."""
     same = total = 0
     for name, state in one.run.network.finished.items():
@@ -51,7 +51,7 @@ def masks_that_agree(one: Stored, other: Stored) -> float:
 @pytest.mark.parametrize("count", [0, 1, 2, 6, 64])
 def test_every_item_of_a_batch_is_looked_at_by_one_process(size: int, count: int) -> None:
     """The spans of all processes are the batch, in order, and none is larger than another by more than one."""
-    spans = [Ranks(rank, size).span(count) for rank in range(size)]
+    spans = [Distributed(rank, size).span(count) for rank in range(size)]
     assert [place for span in spans for place in range(count)[span]] == list(range(count))
     lengths = [span.stop - span.start for span in spans]
     assert max(lengths) - min(lengths) <= 1

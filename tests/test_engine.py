@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Learned
-from made import made_bundle
+from factories import made_bundle
 from test_subnet import bias, conv, norm
 from test_subnet import learned as learned_of
 
@@ -183,7 +183,7 @@ def test_a_graph_that_onnxruntime_changed_is_not_used(learned: Learned, monkeypa
     monkeypatch.setattr(arrangement, "_optimized", without)
     with pytest.raises(EngineError, match="changed numbers"):
         arrange(folded.plan, preprocessing, shapes)
-    monkeypatch.setattr(arrangement, "MOST", 10)
+    monkeypatch.setattr(arrangement, "MAX_NUMBERS", 10)
     with pytest.raises(EngineError, match="more than the 10"):
         arrange(plan, Preprocessing(16, 16, 1), shapes)
 

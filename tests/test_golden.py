@@ -8,7 +8,7 @@ from math import prod
 import pytest
 import torch
 from conftest import ROOT
-from made import made_bundle
+from factories import made_bundle
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
 from etcl_deploy.bundle.delta import apply_delta, make_delta

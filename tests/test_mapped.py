@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from made import made_bundle
+from factories import made_bundle
 
 from etcl_deploy.bundle.bundle import to_bytes
 

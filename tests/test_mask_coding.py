@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etcl_deploy.bundle import mask_coding as coded
-from etcl_deploy.bundle.mask_coding import CHAIN, Owners
+from etcl_deploy.bundle.mask_coding import CHAIN, WeightOwners
 from etcl_deploy.bundle.masks import CodedMasks, code
 from etcl_deploy.bundle.sections import as_tensor
 from etcl_deploy.errors import BundleError
@@ -43,7 +43,7 @@ def test_every_mask_comes_back(sizes: list[int], tasks: int, density: float, cha
     store = CodedMasks(owner, bits, sizes)
     for number in reversed(range(tasks)):
         assert np.array_equal(store[number].numpy(), masks[number])
-    assert np.array_equal(store.owners.owner, Owners.of(masks, len(masks), sizes).owner)
+    assert np.array_equal(store.owners.owner, WeightOwners.of(masks, len(masks), sizes).owner)
 
 
 def test_hundreds_of_tasks() -> None:
@@ -64,9 +64,9 @@ def test_what_later_tasks_claim_is_told_apart() -> None:
     """Owners since a task, with those before it known, are the owners; what came before keeps its bytes."""
     sizes = [500, 77]
     masks = related(sizes, 6, 0.3, 0.2, 1)
-    whole = Owners.of(masks, len(masks), sizes)
+    whole = WeightOwners.of(masks, len(masks), sizes)
     later = coded.encode_owners(whole, since=4)
-    found = coded.decode_owners(later, 6, Owners.of(masks[:4], 4, sizes))
+    found = coded.decode_owners(later, 6, WeightOwners.of(masks[:4], 4, sizes))
     assert np.array_equal(found.owner, whole.owner)
     _, _, first = code(tensors(masks[:4]), 4, sizes)
     _, _, both = code(tensors(masks), len(masks), sizes)
@@ -106,7 +106,7 @@ def test_a_chain_that_is_too_long_is_refused() -> None:
     """Reading one task must not mean reading all."""
     sizes = [50]
     masks = related(sizes, CHAIN + 2, 0.5, 0.1, 5)
-    owners = Owners.of(masks, len(masks), sizes)
+    owners = WeightOwners.of(masks, len(masks), sizes)
     chain = [as_tensor(coded.encode_mask(owners, 0, owners.by_owner(masks[0]), {}))]
     for number in range(1, len(masks)):
         chain.append(as_tensor(number.to_bytes(2, "little") + bytes(40)))

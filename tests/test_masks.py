@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etcl_deploy.network import masks
-from etcl_deploy.network.chooser import Chooser, rank
+from etcl_deploy.network.masks import TopKMask
 
 
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=60), st.floats(0, 1))
@@ -23,30 +23,31 @@ def test_keeps_exactly_the_share_by_magnitude_then_index(values: list[int], dens
 @pytest.mark.parametrize("density", [0.001, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("stride", [0.0, 0.001, 0.05, 5.0])
 def test_a_mask_depends_on_its_scores_alone(density: float, stride: float) -> None:
-    """A chooser that saw other scores before, near or far, gives what a new one gives; also where many are equal.
+    """A mask that followed other scores before, near or far, gives what a new one gives; also where many are equal.
 
     2,003 of them: the last three do not fill a word.
     """
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(2003, generator=generator)
     weight = torch.randn(2003, generator=generator)
-    chooser = Chooser(density)
+    mask = TopKMask(density)
     for step in range(30):
         magnitude = (scores if step % 3 else scores.round(decimals=1)).abs()
-        chosen = chooser(magnitude).of(weight, torch.empty(2003))
+        mask.follow(magnitude)
         ranked = sorted((-value, index) for index, value in enumerate(magnitude.tolist()))
         kept = torch.tensor([index for _, index in ranked[: round(density * 2003)]])
         expected = torch.zeros(2003).index_fill_(0, kept, 1.0)
-        assert torch.equal(chosen, expected * weight)
-        assert torch.equal(rank(magnitude, round(density * 2003)), expected)
+        assert torch.equal(mask.select(weight, torch.empty(2003)), expected * weight)
+        assert torch.equal(masks.keep_top(magnitude, density), expected.bool())
         scores = scores + stride * torch.randn(2003, generator=generator)
 
 
 @pytest.mark.parametrize("density", [0.0, 1e-4])
 def test_nothing_is_kept_where_the_share_is_less_than_one(density: float) -> None:
     """However large the magnitudes are, and whatever stands where nothing is kept."""
-    magnitude = torch.tensor([1.0, float("inf"), 0.0])
-    assert not Chooser(density)(magnitude).of(torch.full((3,), float("inf")), torch.empty(3)).any()
+    mask = TopKMask(density)
+    mask.follow(torch.tensor([1.0, float("inf"), 0.0]))
+    assert not mask.select(torch.full((3,), float("inf")), torch.empty(3)).any()
 
 
 def test_scores_can_be_dealt_out_anew_to_select_any_mask() -> None:

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 from conftest import Learned
-from made import made_bundle
+from factories import made_bundle
 
 from etcl_deploy.errors import ParityError
 from etcl_deploy.export import to_multitask

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Learned
-from made import made_bundle
+from factories import made_bundle
 from test_cli import answer, etcl, fails
 
 from etcl_deploy.bundle.bundle import save, to_bytes

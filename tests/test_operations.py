@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etcl_deploy.config import Learning
-from etcl_deploy.core.operations import NORMS, OPERATIONS, fixed_windows, normalize, weigh
+from etcl_deploy.core.operations import NORMS, OPERATIONS, apply_weight, fixed_windows, normalize
 from etcl_deploy.core.plan import INPUT, Plan, PlanError, Step
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.learn.trainer import learn_sequence
@@ -104,7 +104,8 @@ def test_a_convolution_is_torchs_own(settings: dict[str, Any], layer: nn.Conv2d 
     expected = layer(x)
     assert plan.steps[0].weight_shape == tuple(layer.weight.shape)
     assert plan.shapes["s"] == tuple(expected.shape[1:])
-    torch.testing.assert_close(weigh("conv2d", settings, x, layer.weight, layer.bias), expected, rtol=1e-5, atol=1e-5)
+    found = apply_weight("conv2d", settings, x, layer.weight, layer.bias)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert Plan.from_json(json.loads(json.dumps(plan.as_json()))) == plan
 
 
@@ -113,7 +114,7 @@ def test_bias_and_norms_are_torchs_own() -> None:
     gamma, beta = noise(4), noise(4) + 1
     for x in (noise(5, 4, 3, 2), noise(5, 4)):
         shape = (1, 4, 1, 1)[: x.ndim]
-        assert torch.equal(weigh("bias", {"features": 4}, x, beta), x + beta.view(shape))
+        assert torch.equal(apply_weight("bias", {"features": 4}, x, beta), x + beta.view(shape))
         assert torch.equal(normalize("norm", NORM, x, gamma, beta), x * gamma.view(shape) + beta.view(shape))
         found = normalize("group_norm", {**NORM, "groups": 2}, x, gamma, beta)
         torch.testing.assert_close(found, F.group_norm(x, 2, gamma, beta, 1e-3))
@@ -141,7 +142,7 @@ def test_a_bias_starts_at_zero_and_is_masked_like_a_weight() -> None:
     assert not layer.weight.any()
     assert 0.09 < float(layer.scores.detach().abs().max()) <= 0.1
     layer.begin()
-    assert int(layer.settle().sum()) == 30
+    assert int(layer.freeze().sum()) == 30
 
 
 def dropping(percent: int = 40) -> MaskedNetwork:

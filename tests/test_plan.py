@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from etcl_deploy.core.operations import weigh
+from etcl_deploy.core.operations import apply_weight
 from etcl_deploy.core.plan import Plan, PlanError, Step
 from etcl_deploy.network.backbones import BACKBONES, resnet18
 
@@ -78,7 +78,7 @@ def test_strided_1x1_convolutions_have_the_right_gradient(channels: int, stride:
     x = torch.randn(8, channels, 16, 16).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(12, channels, 1, 1, requires_grad=True)
     exact = weight.detach().double().requires_grad_()
-    weigh("conv2d", sizes, x, weight).square().sum().backward()
+    apply_weight("conv2d", sizes, x, weight).square().sum().backward()
     F.conv2d(x.double(), exact, None, stride).square().sum().backward()
     assert weight.grad is not None and exact.grad is not None
     torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)

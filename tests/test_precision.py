@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Learned
-from made import made_bundle
+from factories import made_bundle
 from test_cli import answer, etcl, fails
 from test_delta import first_tasks, written
 from test_session import photos, settings  # noqa: F401

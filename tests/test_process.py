@@ -137,7 +137,7 @@ def test_the_bundle_is_kept_or_nothing_is_served(
 
     monkeypatch.setattr(starting, "start", start_slowly)
     with nullcontext() if room else pytest.raises(EtclError, match="is a directory"):
-        starting.serve_bundle(path, "x", tmp_path / "store", starting.Wishes(any_free_port()))
+        starting.serve_bundle(path, "x", tmp_path / "store", starting.ServeOptions(any_free_port()))
     assert (stand_in.process() is not None) == room
     assert not room or load_bundle(stand_in.bundle).digest == learned.bundle.digest
 
@@ -161,7 +161,7 @@ def test_of_two_that_start_at_once_one_does(
     monkeypatch.setattr(process, "find_java", find_java)
     monkeypatch.setattr(process, "_launch", launch)
     monkeypatch.setattr(process, "_wait_until_ready", lambda server: None)
-    monkeypatch.setattr(process, "start_keeper", lambda directory: None)
+    monkeypatch.setattr(process, "start_renewer", lambda directory: None)
 
     def attempt(number: int) -> str:
         try:
@@ -178,7 +178,7 @@ def test_of_two_that_start_at_once_one_does(
 def test_a_name_that_leads_elsewhere_is_refused_before_anything_is_written(learned: Learned, tmp_path: Path) -> None:
     """It would name a folder as well."""
     with pytest.raises(ExportError, match="cannot name a model"):
-        starting.serve_bundle(learned.path, "../x", tmp_path / "store", starting.Wishes(any_free_port()))
+        starting.serve_bundle(learned.path, "../x", tmp_path / "store", starting.ServeOptions(any_free_port()))
     assert not list(tmp_path.iterdir())
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from made import made_bundle
+from factories import made_bundle
 from torch import Tensor
 
 from etcl_deploy.core.plan import Plan, Step
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.export.parity import seeded_images
-from etcl_deploy.export.prune import shrink
+from etcl_deploy.export.prune import prune
 from etcl_deploy.runtime.subnet import Subnet, materialize
 
 CHANCE = torch.Generator().manual_seed(0)
@@ -43,7 +43,7 @@ def test_every_backbone_answers_as_before(backbone: str, density: float) -> None
     """Down to masks that leave hardly anything; sparser ones are never larger."""
     bundle = made_bundle(1, backbone, 5, 32, density=density)
     before = materialize(bundle, "täsk 0")
-    after, report = shrink(before)
+    after, report = prune(before)
     pixels = seeded_images(bundle.preprocessing)
     with torch.inference_mode():
         torch.testing.assert_close(after(pixels), before(pixels), rtol=1e-4, atol=1e-4)
@@ -59,7 +59,7 @@ def test_a_channel_nobody_reads_goes() -> None:
     weights["b.weight"][:, 2] = 0
     steps = [conv("a", "image", 1, 4), Step("r", "relu", ("a",), {}), conv("b", "r", 4, 2)]
     before = subnet([*steps, Step("f", "flatten", ("b",), {})], weights, 72)
-    after, report = shrink(before)
+    after, report = prune(before)
     same(before, after)
     assert [(row.kept_inputs, row.kept_outputs) for row in report] == [(1, 3), (3, 2)]
     assert after.weights["a.weight"].shape == (3, 1, 3, 3)
@@ -72,7 +72,7 @@ def test_a_layer_of_whole_blocks_keeps_whole_blocks(dead: int, kept: int) -> Non
     weights["b.weight"][:, 3 : 3 + dead] = 0
     steps = [conv("a", "image", 1, 48), Step("r", "relu", ("a",), {}), conv("b", "r", 48, 2)]
     before = subnet([*steps, Step("f", "flatten", ("b",), {})], weights, 72)
-    after, report = shrink(before)
+    after, report = prune(before)
     same(before, after)
     assert (report[0].kept_outputs, report[1].kept_inputs) == (kept, kept)
 
@@ -87,7 +87,7 @@ def test_a_channel_that_is_always_the_same_goes_where_its_edge_does_not_show(
     weights["b.weight"] = random(2, 4, *([3, 3] if padding else [1, 1]))
     steps = [conv("a", "image", 1, 4), Step("r", "relu", ("a",), {}), conv("b", "r", 4, 2, padding)]
     before = subnet([*steps, Step("f", "flatten", ("b",), {})], weights, 72)
-    after, report = shrink(before)
+    after, report = prune(before)
     same(before, after)
     assert report[1].kept_inputs == kept
 
@@ -99,7 +99,7 @@ def test_both_sides_of_a_sum_keep_the_same_channels() -> None:
     weights["a.weight"][2] = weights["b.weight"][2] = 0  # here it is
     steps = [conv("a", "image", 1, 3), conv("b", "image", 1, 3), Step("s", "add", ("a", "b"), {})]
     before = subnet([*steps, conv("c", "s", 3, 2), Step("f", "flatten", ("c",), {})], weights, 72)
-    after, report = shrink(before)
+    after, report = prune(before)
     same(before, after)
     assert [row.kept_outputs for row in report] == [2, 2, 2]
     assert report[2].kept_inputs == 2
@@ -116,7 +116,7 @@ def test_channels_that_are_looked_at_together_all_stay(op: str, settings: dict[s
     weights["a.weight"][3] = 0
     steps = [conv("a", "image", 1, 4), Step("n", op, ("a",), settings), Step("f", "flatten", ("n",), {})]
     before = subnet(steps, weights, 144)
-    after, report = shrink(before)
+    after, report = prune(before)
     same(before, after)
     assert report[0].kept_outputs == 4
 
@@ -142,12 +142,12 @@ def test_pools_concatenations_and_groups() -> None:
         Step("f", "flatten", ("c",), {}),
     ]
     before = subnet(steps, weights, 72)
-    after, report = shrink(before)
+    after, report = prune(before)
     same(before, after)
     assert {row.layer: row.kept_outputs for row in report} == {"a": 3, "g": 1, "c": 2}
     deep = [conv("a", "image", 1, 4), conv("d", "a", 4, 4, groups=4), Step("f", "flatten", ("d",), {})]
     before = subnet(deep, {"a.weight": weights["a.weight"], "d.weight": weights["g.weight"]}, 144)
-    after, report = shrink(before)
+    after, report = prune(before)
     same(before, after)
     assert [row.kept_outputs for row in report] == [4, 4], "channels of a grouped convolution stay"
 
@@ -174,12 +174,12 @@ def test_a_tensor_that_is_read_twice_and_steps_that_add_or_scale() -> None:
     ]
     plan = Plan((1, 6, 6), tuple(steps), False)
     before = Subnet(Preprocessing(6, 6, 1), plan, weights, {"weight": random(3, 108)})
-    after, report = shrink(before)
+    after, report = prune(before)
     same(before, after)
     assert [(row.kept_inputs, row.kept_outputs) for row in report] == [(1, 2), (4, 3)]
     weights["c.weight"][1], weights["a.weight"][:] = 0, 0
     before = Subnet(Preprocessing(6, 6, 1), plan, weights, {"weight": random(3, 108)})
-    after, _ = shrink(before)
+    after, _ = prune(before)
     same(before, after)
     assert "bias" in after.head, "features that never change went into it"
 
@@ -189,6 +189,6 @@ def test_a_network_of_which_nothing_is_left_still_answers() -> None:
     weights = {"a.weight": torch.zeros(4, 1, 3, 3), "a.bias": random(4), "b.weight": torch.zeros(5, 144)}
     steps = [conv("a", "image", 1, 4), Step("f", "flatten", ("a",), {})]
     before = subnet([*steps, Step("b", "linear", ("f",), {"in": 144, "out": 5})], weights, 5)
-    after, report = shrink(before)
+    after, report = prune(before)
     same(before, after)
     assert [row.kept_outputs for row in report] == [1, 1]

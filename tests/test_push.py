@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import made_bundle
+from factories import made_bundle
 from test_cli import answer as run_etcl
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
@@ -27,7 +27,7 @@ from etcl_deploy.serve.process import stop
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.push import find_server, push_bundle
 from etcl_deploy.serve.server import Server
-from etcl_deploy.serve.start import Wishes, serve_bundle
+from etcl_deploy.serve.start import ServeOptions, serve_bundle
 
 pytestmark = pytest.mark.torchserve
 
@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("with space")
     path = bundle_file(folder / "first.etcl", 2)
     path.chmod(0o444)
-    started = serve_bundle(path, "pushed", folder / "store", Wishes(any_free_port(), 2, pushes=True))
+    started = serve_bundle(path, "pushed", folder / "store", ServeOptions(any_free_port(), 2, pushes=True))
     yield started
     stop(started)
 
@@ -209,7 +209,7 @@ def test_two_servers_of_one_store_stand_side_by_side(server: Server, tmp_path: P
     The second lets nobody push: the model API is off unless asked for, for those who have the token too.
     """
     path = bundle_file(tmp_path / "x.etcl", 1, seed=7)
-    started = serve_bundle(path, "fixed", server.store, Wishes(any_free_port(), 1))
+    started = serve_bundle(path, "fixed", server.store, ServeOptions(any_free_port(), 1))
     try:
         elsewhere = tmp_path / "some where" / "keys.json"
         elsewhere.parent.mkdir()

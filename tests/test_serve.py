@@ -32,7 +32,7 @@ from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port, check_ports
 from etcl_deploy.serve.server import Server
-from etcl_deploy.serve.start import Wishes, serve_bundle
+from etcl_deploy.serve.start import ServeOptions, serve_bundle
 
 pytestmark = pytest.mark.torchserve
 
@@ -267,7 +267,7 @@ def test_a_second_start_is_refused_and_a_taken_port_named(learned: Learned, serv
     store = server.store
     stamp = (store / "digits.mar").stat().st_mtime_ns
     with pytest.raises(ServeError, match="already served at"):
-        serve_bundle(learned.path, "digits", store, Wishes(server.port))
+        serve_bundle(learned.path, "digits", store, ServeOptions(server.port))
     assert (store / "digits.mar").stat().st_mtime_ns == stamp
     with pytest.raises(ServeError, match=f"port {server.port} is taken"):
         check_ports(server.port)

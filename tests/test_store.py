@@ -158,18 +158,6 @@ def test_a_damaged_run_is_refused(learned: Learned, tmp_path: Path, what: str) -
         directories.load(directory)
 
 
-def test_a_run_from_before_a_setting_is_read(learned: Learned, tmp_path: Path) -> None:
-    """As what was done before there was a choice."""
-    directory = tmp_path / "run"
-    shutil.copytree(learned.directory, directory)
-    values = json.loads((directory / "run.json").read_text())
-    del values["config"]["memory_gb"], values["config"]["learning"]["similarity"]["candidates"]
-    (directory / "run.json").write_text(json.dumps(values))
-    stored = directories.load(directory)
-    assert stored.run.matrix == learned.run.matrix
-    assert stored.config.learning.similarity.candidates > 1000
-
-
 def test_a_directory_in_use_is_refused(learned: Learned, tmp_path: Path) -> None:
     """Training never writes over anything."""
     with pytest.raises(RunError, match="already holds a run"):

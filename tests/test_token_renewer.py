@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from conftest import ETCL
-from made import made_bundle
+from factories import made_bundle
 from test_push import IMAGE
 
 from etcl_deploy.bundle.bundle import save, to_bytes
@@ -20,23 +20,23 @@ from etcl_deploy.client.client import RENEWAL_TRIES, Client
 from etcl_deploy.core.pixels import png
 from etcl_deploy.errors import ServeError, TokenError
 from etcl_deploy.serve import server as serve_server
-from etcl_deploy.serve import token_renewer as keeper
-from etcl_deploy.serve.process import start_keeper, stop
+from etcl_deploy.serve import token_renewer
+from etcl_deploy.serve.process import start_renewer, stop
 from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
-from etcl_deploy.serve.start import Wishes, serve_bundle
+from etcl_deploy.serve.start import ServeOptions, serve_bundle
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("keeper")
+    folder = tmp_path_factory.mktemp("token_renewer")
     save(folder / "x.etcl", to_bytes(made_bundle(1), "coded"))
-    started = serve_bundle(folder / "x.etcl", "kept", folder / "store", Wishes(any_free_port(), 1))
+    started = serve_bundle(folder / "x.etcl", "kept", folder / "store", ServeOptions(any_free_port(), 1))
     yield started
     stop(started)
 
 
-def keepers(server: Server) -> list[psutil.Process]:
+def renewers(server: Server) -> list[psutil.Process]:
     lines = ((process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
     return [p for p, words in lines if "etcl_deploy.serve.token_renewer" in words and server.directory in words]
 
@@ -47,7 +47,7 @@ def test_renewed_tokens_take_the_place_of_the_old_ones(server: Server) -> None:
     old = server.token()
     with Client(server.inference_url, token_file=server.token_file) as client:
         before = client.predict(png(IMAGE), "täsk 0")
-        keeper.renew(server.token_file, server.management_address)
+        token_renewer.renew(server.token_file, server.management_address)
         assert server.token() != old
         assert client.predict(png(IMAGE), "täsk 0") == before
     with Client(server.inference_url, token=old) as client, pytest.raises(TokenError):
@@ -60,7 +60,7 @@ def test_renewed_tokens_take_the_place_of_the_old_ones(server: Server) -> None:
 def test_management_outlives_a_renewal(server: Server, monkeypatch: pytest.MonkeyPatch, part: float) -> None:
     """A new token is in force shortly before it is in the file, or before all of it is; a wrong one is refused."""
     old = server.token_file.read_bytes()
-    keeper.renew(server.token_file, server.management_address)
+    token_renewer.renew(server.token_file, server.management_address)
     new = server.token_file.read_bytes()
     server.token_file.write_bytes(old[: int(part * len(old))])
     pauses: list[float] = []
@@ -83,23 +83,23 @@ def test_management_outlives_a_renewal(server: Server, monkeypatch: pytest.Monke
 
 @pytest.mark.torchserve
 def test_the_status_tells_when_nobody_renews(server: Server) -> None:
-    """A keeper that is gone is not missed for an hour; whoever asks before is told."""
+    """A renewer that is gone is not missed for an hour; whoever asks before is told."""
     words = [ETCL, "serve", "--status", "--name", server.name, "--model-store", server.store]
     told = [subprocess.run(words, capture_output=True, text=True, check=True).stderr]
-    found = keeper.keeper_of(Path(server.directory))
+    found = token_renewer.renewer_of(Path(server.directory))
     assert found
     found.kill()
     found.wait(10)
     told.append(subprocess.run(words, capture_output=True, text=True, check=True).stderr)
-    start_keeper(Path(server.directory))
+    start_renewer(Path(server.directory))
     assert ["nobody renews its tokens" in text for text in told] == [False, True]
 
 
 @pytest.mark.torchserve
-def test_a_keeper_renews_in_time_and_ends_with_its_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renewer_renews_in_time_and_ends_with_its_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that finds too little time left renews at once; the server's own is there, and goes when it goes."""
-    assert keepers(server) == [keeper.keeper_of(Path(server.directory))]
-    assert 3000 < keeper.seconds_left(server.token_file) <= 3600
+    assert renewers(server) == [token_renewer.renewer_of(Path(server.directory))]
+    assert 3000 < token_renewer.seconds_left(server.token_file) <= 3600
     old = server.token()
     tokens: list[str] = []
 
@@ -108,10 +108,10 @@ def test_a_keeper_renews_in_time_and_ends_with_its_server(server: Server, monkey
         stop(server)
 
     with monkeypatch.context() as patch:
-        patch.setattr(keeper, "time", SimpleNamespace(sleep=over))  # its own alone: stopping takes naps as well
-        keeper.keep(Path(server.directory), early=7200)
+        patch.setattr(token_renewer, "time", SimpleNamespace(sleep=over))  # its own alone: stopping takes naps as well
+        token_renewer.run(Path(server.directory), early=7200)
     assert tokens and tokens[0] != old
-    assert keepers(server) == []
+    assert renewers(server) == []
 
 
 def test_times_are_read_as_java_writes_them(tmp_path: Path) -> None:
@@ -121,4 +121,4 @@ def test_times_are_read_as_java_writes_them(tmp_path: Path) -> None:
     for text in texts:
         keys = {"management": {"expiration time": "2999-01-01T00:00:00Z"}, "inference": {"expiration time": text}}
         (tmp_path / "keys.json").write_text(json.dumps(keys))
-        assert 95 < keeper.seconds_left(tmp_path / "keys.json") < 101
+        assert 95 < token_renewer.seconds_left(tmp_path / "keys.json") < 101

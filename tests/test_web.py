@@ -62,7 +62,7 @@ def until(page: Any, what: str) -> None:
     page.evaluate(f"async () => {{ while (!({what})) await new Promise((go) => setTimeout(go, 20)); }}")
 
 
-def settle(page: Any) -> tuple[np.ndarray, list[float], str]:
+def freeze(page: Any) -> tuple[np.ndarray, list[float], str]:
     """What the network sees once all is answered, the page's scores for it, and the class it shows."""
     seen = page.evaluate("import('./app.js').then(async (app) => (await app.answer(), Array.from(app.pixels())))")
     scores = json.loads(page.get_attribute("#scores", "data-scores"))
@@ -71,7 +71,7 @@ def settle(page: Any) -> tuple[np.ndarray, list[float], str]:
 
 def check(page: Any, model: Model, task: str) -> np.ndarray:
     """The page gives what onnxruntime gives in Python."""
-    seen, scores, label = settle(page)
+    seen, scores, label = freeze(page)
     right = model.predict([seen], task)[0]
     assert label == right.label
     np.testing.assert_allclose(scores, list(right.scores.values()), atol=1e-4)
@@ -117,7 +117,7 @@ def test_the_pen_moves_with_the_keyboard(tab: Any, site: Path) -> None:
     assert abs(marker["x"] + marker["width"] / 2 - pad["x"] - pad["width"] * (168 - 48) / 336) < 2
     tab.keyboard.press("Escape")
     assert not tab.is_visible("#pen.down")
-    assert settle(tab)[0].max() == 0
+    assert freeze(tab)[0].max() == 0
 
 
 @needs_browser

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from etcl_deploy.bench.run import Row, lacks, verdict_of
 from etcl_deploy.bench.targets import Figure, Table, Target
-from etcl_deploy.report.tables import BAD, GOOD, QUIET, Rows
+from etcl_deploy.report.tables import BAD, GOOD, QUIET, PlainTable
 
 STYLES = {"aim": f"bold {GOOD}", "now": GOOD, "miss": f"bold {BAD}", "failed": f"bold {BAD}"}
 RATIOS = {"": 17, "now": 11, "aim": 12, "verdict": 9}  # how wide columns are beside each other; the others 15
@@ -85,7 +85,7 @@ def _by_target(
 
 def _columns(names: Sequence[str], cells: Sequence[Sequence[Cell]]) -> RenderableType:
     """Cells in columns whose widths follow from their names and the terminal's alone, so that all of them align."""
-    made = Rows.grid(expand=True, padding=(0, 1, 0, 0))
+    made = PlainTable.grid(expand=True, padding=(0, 1, 0, 0))
     made.add_column(width=2)
     for name in names:
         made.add_column(ratio=RATIOS.get(name.partition(",")[0], 15))

@@ -31,7 +31,7 @@ from torch import Tensor
 from etcl_deploy.bundle import format
 from etcl_deploy.bundle import mask_coding as coded
 from etcl_deploy.bundle.bundle import Bundle, BundledTask, check_effort, load_bundle, to_bytes
-from etcl_deploy.bundle.mask_coding import Owners
+from etcl_deploy.bundle.mask_coding import WeightOwners
 from etcl_deploy.bundle.masks import Masks
 from etcl_deploy.bundle.sections import (
     Sections,
@@ -175,12 +175,12 @@ def _check_follows(old: Bundle, new: Bundle) -> None:
         )
 
 
-def _owners(bundle: Bundle) -> Owners:
+def _owners(bundle: Bundle) -> WeightOwners:
     masks: Iterator[np.ndarray] = (bundle.masks[number].numpy() for number in range(len(bundle.tasks)))
-    return Owners.of(masks, len(bundle.tasks), bundle.layout.layers)
+    return WeightOwners.of(masks, len(bundle.tasks), bundle.layout.layers)
 
 
-def _added(owners: Owners, first: int) -> Tensor:
+def _added(owners: WeightOwners, first: int) -> Tensor:
     """Which weights the old bundle does not have: those of new owners."""
     return torch.from_numpy(owners.used & (owners.owner >= first))
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from etcl_deploy.bundle import rans as entropy
 
 HEAD = struct.Struct("<IH")
-MOST = 1 << 16
+ALWAYS_ALLOWED = 1 << 16
 SHARES = 1 << 16
 PRESENT = 32  # bytes
 
@@ -42,7 +42,7 @@ def encode(values: Tensor) -> bytes:
     words = entropy.encode_symbols(places, shares << 8) if len(tops) > 1 else np.empty(0)
     coded = table + bytes(-len(table) % 4) + words.astype("<u4").tobytes()
     plain = HEAD.pack(len(raw), 0) + raw.tobytes()
-    return coded if len(coded) < len(plain) and len(raw) <= MOST + 64 * len(coded) else plain
+    return coded if len(coded) < len(plain) and len(raw) <= ALWAYS_ALLOWED + 64 * len(coded) else plain
 
 
 def decode(data: memoryview, dtype: torch.dtype, counts: range) -> Tensor:
@@ -52,7 +52,7 @@ def decode(data: memoryview, dtype: torch.dtype, counts: range) -> Tensor:
     count, kinds = HEAD.unpack_from(data)
     if count not in counts:
         raise ValueError(f"it holds {count} numbers, not {counts.stop - 1}")
-    if count > MOST + 64 * len(data):
+    if count > ALWAYS_ALLOWED + 64 * len(data):
         raise ValueError(f"{len(data)} bytes do not hold {count} numbers")
     raw = np.empty((count, dtype.itemsize), dtype=np.uint8)
     rest = raw[:, :-1].size if kinds else raw.size

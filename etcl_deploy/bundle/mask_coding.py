@@ -41,7 +41,7 @@ CANDIDATES = 8  # how many earlier tasks are tried as a reference
 
 
 @dataclass(frozen=True)
-class Owners:
+class WeightOwners:
     """Which task owns each weight, the layers one after another; `tasks` itself stands for nobody."""
 
     owner: np.ndarray  # uint16 [weights]
@@ -49,7 +49,7 @@ class Owners:
     layers: tuple[int, ...]  # sizes
 
     @classmethod
-    def of(cls, masks: Iterable[np.ndarray], tasks: int, layers: Sequence[int]) -> Owners:
+    def of(cls, masks: Iterable[np.ndarray], tasks: int, layers: Sequence[int]) -> WeightOwners:
         """Those of the masks of so many tasks, bool [weights]."""
         owner = first_owner((torch.from_numpy(mask) for mask in masks), tasks, sum(layers))
         return cls(owner.numpy().astype(np.uint16), tasks, tuple(layers))
@@ -97,7 +97,7 @@ class Owners:
         return [slice(start, end) for start, end in zip(places[:, 0], places[:, -1], strict=True)], sizes[sizes > 0]
 
 
-def encode_owners(owners: Owners, since: int = 0) -> bytes:
+def encode_owners(owners: WeightOwners, since: int = 0) -> bytes:
     """As described above; `since` a task, only what it and later ones claim."""
     batches: list[entropy.Batch] = []
     free = np.flatnonzero(owners.owner >= since)
@@ -108,11 +108,11 @@ def encode_owners(owners: Owners, since: int = 0) -> bytes:
     return _written(b"", batches)
 
 
-def decode_owners(data: bytes, tasks: int, before: Owners) -> Owners:
+def decode_owners(data: bytes, tasks: int, before: WeightOwners) -> WeightOwners:
     """The owners that were encoded, those of the first tasks being known; anything else is a ValueError."""
     count = tasks - before.tasks
     levels, decoder = _opened(data, 0, count * len(before.layers))
-    found = Owners(np.where(before.used, before.owner, tasks).astype(np.uint16), tasks, before.layers)
+    found = WeightOwners(np.where(before.used, before.owner, tasks).astype(np.uint16), tasks, before.layers)
     free = np.flatnonzero(~before.used)
     for task, table in enumerate(levels.reshape(count, len(before.layers)), before.tasks):
         if not table.any():
@@ -124,7 +124,7 @@ def decode_owners(data: bytes, tasks: int, before: Owners) -> Owners:
     return found
 
 
-def encode_mask(owners: Owners, task: int, mask: np.ndarray, earlier: Mapping[int, np.ndarray]) -> bytes:
+def encode_mask(owners: WeightOwners, task: int, mask: np.ndarray, earlier: Mapping[int, np.ndarray]) -> bytes:
     """A mask; its reference is the best of some earlier ones, by number, or none. All are in the order of owners."""
     places, sizes = owners.before(task)
     bits = _at(mask, places)
@@ -144,7 +144,7 @@ def reference_of(data: bytes, task: int) -> int | None:
     return number - 1 if number else None
 
 
-def decode_mask(owners: Owners, task: int, data: bytes, other: np.ndarray | None) -> np.ndarray:
+def decode_mask(owners: WeightOwners, task: int, data: bytes, other: np.ndarray | None) -> np.ndarray:
     """The mask that was encoded; `other` is the one it refers to. Anything else is a ValueError."""
     places, sizes = owners.before(task)
     levels, decoder = _opened(data, REFERENCE.size, len(sizes))

@@ -18,7 +18,7 @@ from etcl_deploy.errors import BundleError
 if TYPE_CHECKING:
     import numpy as np
 
-    from etcl_deploy.bundle.mask_coding import Owners
+    from etcl_deploy.bundle.mask_coding import WeightOwners
 
 KEPT = 8  # decoded masks, for those that refer to them
 
@@ -58,15 +58,15 @@ class CodedMasks:
             if depths[-1] > codec.CHAIN:
                 raise ValueError(f"the mask of task {number} refers to others over more than {codec.CHAIN} steps")
         self._ready: OrderedDict[int, np.ndarray] = OrderedDict()
-        self._owners: Owners | None = None
+        self._owners: WeightOwners | None = None
         self._lock = threading.RLock()
 
     @property
-    def owners(self) -> Owners:
+    def owners(self) -> WeightOwners:
         """Which task owns each weight."""
         with self._lock:
             if self._owners is None:
-                nobody = self._codec.Owners.of([], 0, self._layers)
+                nobody = self._codec.WeightOwners.of([], 0, self._layers)
                 try:
                     self._owners = self._codec.decode_owners(self._data, len(self._coded), nobody)
                 except ValueError as error:
@@ -97,7 +97,7 @@ def code(masks: Masks, tasks: int, layers: Sequence[int]) -> tuple[Tensor, Tenso
     """Which weights are used by some task, bool; then as uint8 who owns each, and every mask."""
     from etcl_deploy.bundle import mask_coding as codec
 
-    owners = codec.Owners.of((masks[number].numpy() for number in range(tasks)), tasks, layers)
+    owners = codec.WeightOwners.of((masks[number].numpy() for number in range(tasks)), tasks, layers)
     found: list[bytes] = []
 
     @lru_cache(2 * codec.CANDIDATES)

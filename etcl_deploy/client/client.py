@@ -3,8 +3,8 @@
 with Client("http://127.0.0.1:8080/predictions/photos", token_file="key_file.json") as photos:
     print(photos.predict("rex.jpg", "dogs").label)
 
-What to send, what an answer means and what to do next is decided once, in `Asker`, which sends nothing itself; Client
-and AsyncClient carry it out. A prediction changes nothing on the server, so it may be asked for again.
+What to send, what an answer means and what to do next is decided once, in `BaseClient`, which sends nothing itself;
+Client and AsyncClient carry it out. A prediction changes nothing on the server, so it may be asked for again.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ REFUSED_TOKEN = (400, "invalid_key")
 
 
 Step = httpx.Request | float | Prediction  # send this, wait so many seconds, or be done
-Outcome = httpx.Response | httpx.RequestError | None  # of a request: what became of it; of a pause: nothing
+Reply = httpx.Response | httpx.RequestError | None  # of a request: what became of it; of a pause: nothing
 Http = TypeVar("Http")  # httpx.Client or httpx.AsyncClient
 
 
-class Asker(ABC, Generic[Http]):
+class BaseClient(ABC, Generic[Http]):
     """Everything a client knows and decides, whichever way its requests are sent.
 
     `token_file` is the server's key_file.json: it is read again when a token is refused. `timeout` is for each attempt,
@@ -79,7 +79,7 @@ class Asker(ABC, Generic[Http]):
     def _open(self, **settings: Any) -> Http:
         """What sends the requests and keeps the connections."""
 
-    def _steps(self, image: Image, task: str) -> Generator[Step, Outcome, None]:
+    def _steps(self, image: Image, task: str) -> Generator[Step, Reply, None]:
         """What to do, one step after the other, to get a prediction; each outcome decides on the next step."""
         body, headers = encode(image, task)
         attempts, renewed = 0, False
@@ -122,8 +122,8 @@ class Asker(ABC, Generic[Http]):
         return f"{self._url} wants a token: give token_file, the server's {KEY_FILE}"
 
 
-class Client(Asker[httpx.Client]):
-    """Predictions from a server; threads may share one client and its connections. Options: see Asker."""
+class Client(BaseClient[httpx.Client]):
+    """Predictions from a server; threads may share one client and its connections. Options: see BaseClient."""
 
     def predict(self, image: Image, task: str) -> Prediction:
         """The answer for an image file, as bytes or by its path, or for pixels from 0 to 255."""
@@ -160,7 +160,7 @@ class Client(Asker[httpx.Client]):
     def _open(self, **settings: Any) -> httpx.Client:
         return httpx.Client(**settings)
 
-    def _carry_out(self, step: httpx.Request | float) -> Outcome:
+    def _carry_out(self, step: httpx.Request | float) -> Reply:
         if not isinstance(step, httpx.Request):
             time.sleep(step)
             return None
@@ -170,7 +170,7 @@ class Client(Asker[httpx.Client]):
             return error
 
 
-class AsyncClient(Asker[httpx.AsyncClient]):
+class AsyncClient(BaseClient[httpx.AsyncClient]):
     """The same as Client, with coroutines, for asyncio."""
 
     async def predict(self, image: Image, task: str) -> Prediction:
@@ -215,7 +215,7 @@ class AsyncClient(Asker[httpx.AsyncClient]):
     def _open(self, **settings: Any) -> httpx.AsyncClient:
         return httpx.AsyncClient(**settings)
 
-    async def _carry_out(self, step: httpx.Request | float) -> Outcome:
+    async def _carry_out(self, step: httpx.Request | float) -> Reply:
         if not isinstance(step, httpx.Request):
             await asyncio.sleep(step)
             return None

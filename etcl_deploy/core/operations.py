@@ -1,6 +1,6 @@
 """The kinds of steps a plan is made of: what each is told, the shape it gives, and how it runs.
 
-Pure, and without weights: `run` does a step that needs nothing but its inputs, `weigh` one that has a weight and
+Pure, and without weights: `run` does a step that needs nothing but its inputs, `apply_weight` one that has a weight and
 `normalize` one that has a scale and a shift. A rule that is broken is a ValueError; the plan adds the step's name.
 """
 
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 Shape = tuple[int, ...]
 Pair = tuple[int, int]  # height and width
-Settings = Mapping[str, Any]  # each an int, a float or a Pair, as the operation says
+StepSettings = Mapping[str, Any]  # each an int, a float or a Pair, as the operation says
 
 MAX_ELEMENTS = 1 << 26  # of one item's activation, or of one weight
 MAX_INPUTS = 1024
@@ -25,10 +25,10 @@ MAX_INPUTS = 1024
 
 @dataclass(frozen=True)
 class Setting:
-    """What a setting may be; `meaning` ends the sentence "must be"."""
+    """What a setting may be; `spec` ends the sentence "must be"."""
 
     accepts: Callable[[object], bool]
-    meaning: str
+    spec: str
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Operation:
     shape: Callable[..., Shape]
     settings: Mapping[str, Setting] = field(default_factory=dict)
     inputs: tuple[int, int] = (1, 1)  # at least and at most
-    weight: Callable[[Settings], Shape] | None = None
+    weight: Callable[[StepSettings], Shape] | None = None
     run: Callable[..., Tensor] | None = None  # None: it has weights or statistics, or does nothing in use
 
 
@@ -47,7 +47,7 @@ def is_size(value: object) -> bool:
     return type(value) is int and 0 < value < 1 << 31
 
 
-def both(value: int | Pair) -> Pair:
+def as_pair(value: int | Pair) -> Pair:
     """Height and width of a setting that may be one number for both."""
     return value if isinstance(value, tuple) else (value, value)
 
@@ -58,23 +58,23 @@ def fixed_windows(size: Pair, output: Pair) -> tuple[Pair, Pair]:
     return kernels, strides
 
 
-def weigh(op: str, s: Settings, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def apply_weight(op: str, s: StepSettings, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """What a convolution, linear or bias step makes of `x` with the given weight."""
     if op == "linear":
         return F.linear(x, weight, bias)
     if op == "bias":
         return x + along_channels(weight, x)
-    stride, padding = both(s["stride"]), both(s["padding"])
-    if both(s["kernel"]) == (1, 1) and stride != (1, 1):
+    stride, padding = as_pair(s["stride"]), as_pair(s["padding"])
+    if as_pair(s["kernel"]) == (1, 1) and stride != (1, 1):
         # The same result. oneDNN's weight gradient for strided 1x1 convolutions with fewer than 8 channels
         # writes out of bounds (oneDNN issue 6035): garbage, a crash or a hang, so it is never asked for one.
         (high, wide), (rows, columns) = padding, stride
         x = F.pad(x, (wide, wide, high, high))[:, :, ::rows, ::columns]
         stride, padding = (1, 1), (0, 0)
-    return F.conv2d(x, weight, bias, stride, padding, both(s["dilation"]), s["groups"])
+    return F.conv2d(x, weight, bias, stride, padding, as_pair(s["dilation"]), s["groups"])
 
 
-def normalize(op: str, s: Settings, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def normalize(op: str, s: StepSettings, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """What a normalization step makes of `x`; batch statistics are part of scale and shift by now."""
     if op == "group_norm":
         return F.group_norm(x, s["groups"], scale, shift, s["eps"])
@@ -102,30 +102,30 @@ def _expect(condition: bool, what: str) -> None:
         raise ValueError(f"expects {what}")
 
 
-def _same(_: Settings, x: Shape) -> Shape:
+def _same(_: StepSettings, x: Shape) -> Shape:
     return x
 
 
-def _conv2d(s: Settings, x: Shape) -> Shape:
+def _conv2d(s: StepSettings, x: Shape) -> Shape:
     channels, height, width = _image(x)
     _expect(channels == s["in"], f"{s['in']} channels, not {channels}")
     _expect(s["in"] % s["groups"] == s["out"] % s["groups"] == 0, f"groups that divide {s['in']} and {s['out']}")
-    (high, wide) = both(s["padding"])
+    (high, wide) = as_pair(s["padding"])
     _expect(channels * (height + 2 * high) * (width + 2 * wide) <= MAX_ELEMENTS, "less padding")
-    return (s["out"], *_slide((height, width), s, both(s["dilation"])))
+    return (s["out"], *_slide((height, width), s, as_pair(s["dilation"])))
 
 
-def _pool2d(s: Settings, x: Shape) -> Shape:
+def _pool2d(s: StepSettings, x: Shape) -> Shape:
     channels, height, width = _image(x)
-    pairs = zip(both(s["padding"]), both(s["kernel"]), strict=True)
+    pairs = zip(as_pair(s["padding"]), as_pair(s["kernel"]), strict=True)
     _expect(all(2 * padding <= kernel for padding, kernel in pairs), "padding of at most half the kernel")
     return (channels, *_slide((height, width), s, (1, 1)))
 
 
-def _slide(size: Pair, s: Settings, dilation: Pair) -> Pair:
+def _slide(size: Pair, s: StepSettings, dilation: Pair) -> Pair:
     """How many places a window has in a map of `size`."""
     counts = []
-    windows = zip(size, both(s["kernel"]), both(s["stride"]), both(s["padding"]), dilation, strict=True)
+    windows = zip(size, as_pair(s["kernel"]), as_pair(s["stride"]), as_pair(s["padding"]), dilation, strict=True)
     for pixels, kernel, stride, padding, spread in windows:
         reach = spread * (kernel - 1) + 1
         _expect(pixels + 2 * padding >= reach, f"at least {reach - 2 * padding} pixels, not {pixels}")
@@ -138,33 +138,33 @@ def _image(x: Shape) -> Shape:
     return x
 
 
-def _linear(s: Settings, x: Shape) -> Shape:
+def _linear(s: StepSettings, x: Shape) -> Shape:
     _expect(x == (s["in"],), f"{s['in']} features, not {list(x)}")
     return (s["out"],)
 
 
-def _channels(s: Settings, x: Shape) -> Shape:
+def _channels(s: StepSettings, x: Shape) -> Shape:
     _expect(x[0] == s["features"], f"{s['features']} channels, not {x[0]}")
     return x
 
 
-def _group_norm(s: Settings, x: Shape) -> Shape:
+def _group_norm(s: StepSettings, x: Shape) -> Shape:
     _expect(s["features"] % s["groups"] == 0, f"groups that divide {s['features']} channels")
     _expect(prod(x) > s["groups"], "more than one value in a group")
     return _channels(s, x)
 
 
-def _layer_norm(s: Settings, x: Shape) -> Shape:
+def _layer_norm(s: StepSettings, x: Shape) -> Shape:
     _expect(prod(x) == s["features"], f"{s['features']} elements, not {prod(x)}")
     return x
 
 
-def _add(_: Settings, x: Shape, y: Shape) -> Shape:
+def _add(_: StepSettings, x: Shape, y: Shape) -> Shape:
     _expect(x == y, f"two equal shapes, not {list(x)} and {list(y)}")
     return x
 
 
-def _concat(_: Settings, *inputs: Shape) -> Shape:
+def _concat(_: StepSettings, *inputs: Shape) -> Shape:
     _expect(len({x[1:] for x in inputs}) == 1, f"equal shapes but for channels, not {[list(x) for x in inputs]}")
     return (sum(x[0] for x in inputs), *inputs[0][1:])
 
@@ -189,7 +189,7 @@ OPERATIONS: dict[str, Operation] = {
     "conv2d": Operation(
         _conv2d,
         {"in": _SIZE, "out": _SIZE, **_WINDOW, "dilation": _SIZES, "groups": _SIZE},
-        weight=lambda s: (s["out"], s["in"] // s["groups"], *both(s["kernel"])),
+        weight=lambda s: (s["out"], s["in"] // s["groups"], *as_pair(s["kernel"])),
     ),
     "linear": Operation(_linear, {"in": _SIZE, "out": _SIZE}, weight=lambda s: (s["out"], s["in"])),
     "bias": Operation(_channels, {"features": _SIZE}, weight=lambda s: (s["features"],)),

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from etcl_deploy.core.operations import MAX_ELEMENTS, NORMS, OPERATIONS, Settings, Shape, is_size
+from etcl_deploy.core.operations import MAX_ELEMENTS, NORMS, OPERATIONS, Shape, StepSettings, is_size
 
 INPUT = "image"  # the name under which steps refer to the network's input
 MAX_STEPS = 4096
@@ -34,7 +34,7 @@ class Step:
     name: str
     op: str
     inputs: tuple[str, ...]
-    settings: Settings
+    settings: StepSettings
 
     @property
     def weight_shape(self) -> Shape | None:
@@ -182,7 +182,7 @@ def shape_of(step: Step, shapes: Mapping[str, Shape]) -> Shape:
         raise PlanError(f"step {step.name!r} ({step.op}): {error}") from None
 
 
-def _settings(value: Mapping[str, Any]) -> Settings:
+def _settings(value: Mapping[str, Any]) -> StepSettings:
     return {key: tuple(v) if isinstance(v, list) else v for key, v in value.items()}
 
 
@@ -201,7 +201,7 @@ def _checked(step: Step, shapes: Mapping[str, Shape]) -> Shape:
         raise ValueError(f"has the settings {list(operation.settings)}, not {list(step.settings)}")
     for key, setting in operation.settings.items():
         if not setting.accepts(step.settings[key]):
-            raise ValueError(f"{key} must be {setting.meaning}, not {step.settings[key]!r}")
+            raise ValueError(f"{key} must be {setting.spec}, not {step.settings[key]!r}")
     shape = operation.shape(step.settings, *(shapes[name] for name in step.inputs))
     if max(prod(shape), prod(step.weight_shape or ())) > MAX_ELEMENTS:
         raise ValueError(f"is larger than {MAX_ELEMENTS} elements")

@@ -14,12 +14,12 @@ COLUMNS = ("path", "label", "task")
 SPLITS = ("train", "test")
 MAX_ROWS = 20_000_000
 
-Rows = list[tuple[Path, str, str]]  # image, label, part
+ManifestRows = list[tuple[Path, str, str]]  # image, label, part
 
 
 def read_manifest(path: Path) -> list[Source]:
     """The tasks in the order they first appear; without a column `split` their test parts are empty."""
-    tasks: dict[str, Rows] = {}
+    tasks: dict[str, ManifestRows] = {}
     lines: dict[tuple[str, Path], int] = {}  # where an image of a task was named
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -58,7 +58,7 @@ def read_manifest(path: Path) -> list[Source]:
     return [_source(name, rows, path) for name, rows in tasks.items()]
 
 
-def _source(task: str, rows: Rows, path: Path) -> Source:
+def _source(task: str, rows: ManifestRows, path: Path) -> Source:
     classes = sorted({label for _, label, split in rows if split == "train"})
     unknown = [label for _, label, _ in rows if label not in classes]
     if unknown:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from etcl_deploy.config import Section
+from etcl_deploy.config import ConfigSection
 from etcl_deploy.data.digits import digits
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import ConfigError, DataError
@@ -32,7 +32,7 @@ MADE_BY_CODE: dict[str, Callable[[], list[Source]]] = {"digits": digits}
 
 
 @dataclass(frozen=True)
-class Sequence(Section):
+class Sequence(ConfigSection):
     """Tasks made from data sets; `seed` decides what is random about them."""
 
     seed: int = 0
@@ -132,7 +132,7 @@ class Split(Sampled):
 
 
 @dataclass(frozen=True)
-class Owners(Sampled):
+class ByOwner(Sampled):
     """Every task the items of one writer or person; which ones is drawn at random where there are more. Where there are
     fewer, so are tasks."""
 
@@ -216,7 +216,7 @@ class Mix(Sequence):
 KINDS: dict[str, type[Sequence]] = {
     "permute": Permute,
     "split": Split,
-    "owners": Owners,
+    "owners": ByOwner,
     "each": Each,
     "mix": Mix,
 }

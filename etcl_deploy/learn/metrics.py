@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-# Row t holds the test accuracy, in percent, of tasks 0..t after task t was learned; None where it is not known.
-Row = tuple[float | None, ...]
+# AccuracyRow t holds the test accuracy, in percent, of tasks 0..t after task t was learned; None where it is not known.
+AccuracyRow = tuple[float | None, ...]
 Matrix = Sequence[Sequence[float | None]]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from etcl_deploy import __version__
 from etcl_deploy.config import Config
 from etcl_deploy.learn import metrics
-from etcl_deploy.learn.metrics import Row
+from etcl_deploy.learn.metrics import AccuracyRow
 from etcl_deploy.learn.task_record import TaskRecord
 from etcl_deploy.network.masked_network import MaskedNetwork
 
@@ -35,7 +35,7 @@ class Run:
     network: MaskedNetwork
     records: Mapping[str, TaskRecord] = field(default_factory=dict)
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # what the method remembers of all tasks together
-    matrix: tuple[Row, ...] = ()
+    matrix: tuple[AccuracyRow, ...] = ()
     seconds: float = 0.0
     versions: Mapping[str, str] = field(default_factory=current_versions)  # what it was learned with
 

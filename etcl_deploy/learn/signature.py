@@ -18,7 +18,7 @@ from etcl_deploy.learn.projection import principal
 from etcl_deploy.learn.similarity import DISTANCES, Comparison, SampleSignature, decide
 from etcl_deploy.network.masked_network import MaskedNetwork
 
-MOST = 2000  # items of a sample: more would tell nothing new
+MAX_SAMPLE = 2000  # items of a sample: more would tell nothing new
 FEATURE_BYTES = 1 << 28  # what the features of a task's items may take
 
 
@@ -70,7 +70,7 @@ class TaskSignature:
 def sample(images: Images, settings: Similarity, generator: torch.Generator) -> Tensor:
     """The items a task is compared by."""
     wanted = max(settings.sample_items, math.ceil(settings.sample_share * len(images)))
-    return load(images, torch.randperm(len(images), generator=generator)[: min(wanted, MOST)])
+    return load(images, torch.randperm(len(images), generator=generator)[: min(wanted, MAX_SAMPLE)])
 
 
 class Comparer:

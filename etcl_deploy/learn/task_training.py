@@ -102,7 +102,7 @@ class TaskTraining:
         self.optimizer.zero_grad()
         self.network.backward(loss)
         total = loss.detach().clone()
-        self.network.ranks.add_up([total, *(p.grad for p in self._parameters() if p.grad is not None)])
+        self.network.distributed.add_up([total, *(p.grad for p in self._parameters() if p.grad is not None)])
         add_gradients()
         if self.options.weight_decay:
             for work in self.network.work.values():
@@ -200,7 +200,7 @@ def _optimizer(
     options: Learning,
     shares: Shares,
 ) -> torch.optim.Optimizer:
-    # Weights of the backbone are decayed by `Workspace.decay`, which spares claimed ones; scores never are.
+    # Weights of the backbone are decayed by `MaskTraining.decay`, which spares claimed ones; scores never are.
     head = {"params": list(network.head.values()), "weight_decay": options.weight_decay, "share": shares.head}
     rest = [
         {"params": list(group), "weight_decay": 0.0, "share": shares.backbone}

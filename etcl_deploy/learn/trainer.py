@@ -18,7 +18,7 @@ from etcl_deploy.errors import DataError, LearningError
 from etcl_deploy.learn.augment import moved
 from etcl_deploy.learn.events import EpochDone, Report, StepDone, TaskDone, TaskStarted, Warned
 from etcl_deploy.learn.methods import METHODS, Method, TaskContext
-from etcl_deploy.learn.metrics import Row, shortage
+from etcl_deploy.learn.metrics import AccuracyRow, shortage
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task_record import TaskRecord
 from etcl_deploy.learn.task_training import Checkpoint, TaskTraining, seeded
@@ -52,8 +52,8 @@ def learn_sequence(
         started = time.monotonic() - (checkpoint.seconds if checkpoint else 0)
         report(TaskStarted(task.name, len(run.tasks) + 1, total))
         learned = learn_task(method, task, run.records, report, checkpoint)
-        if network.ranks.size > 1:
-            network.ranks.same(fingerprint(network, task.name), f"what was learned of task {task.name!r}")
+        if network.distributed.size > 1:
+            network.distributed.same(fingerprint(network, task.name), f"what was learned of task {task.name!r}")
         known[task.name] = task
         run = replace(
             run,
@@ -93,17 +93,17 @@ def learn_task(
 def _learn(progress: TaskTraining, method: Method, training: Items, validation: Items, report: Report) -> None:
     """All epochs of a task."""
     network, options = progress.network, progress.options
-    ranks = network.ranks
+    distributed = network.distributed
     autocast = torch.autocast(network.device.type, torch.bfloat16, enabled=options.precision == "bfloat16")
     moving = (options.rotation, options.zoom, options.shift)
     while not progress.is_over:
         batches = progress.start_epoch(training)
         left = batches[progress.step :]
-        own = [batch[ranks.span(len(batch))] for batch in left]
+        own = [batch[distributed.span(len(batch))] for batch in left]
         for batch, (images, labels) in zip(left, training.read(own, network.device), strict=True):
             if any(moving):
                 drawn = torch.rand(4, len(batch), generator=progress.generator)
-                images = moved(images, *moving, drawn[:, ranks.span(len(batch))])
+                images = moved(images, *moving, drawn[:, distributed.span(len(batch))])
             method.before_batch(_share(progress, len(batches)))
             with network.sharing(len(batch)):
                 with autocast:
@@ -111,7 +111,7 @@ def _learn(progress: TaskTraining, method: Method, training: Items, validation: 
                 loss = network.mean_loss(logits.float(), labels)
                 penalty = method.penalty()
                 if penalty is not None:
-                    loss = loss + penalty / ranks.size
+                    loss = loss + penalty / distributed.size
                 total = progress.descend(loss, partial(method.add_gradients, images, labels))
             method.after_step()
             progress.loss += total * len(batch)
@@ -226,7 +226,7 @@ def diverged(task: str, options: Learning, what: str) -> LearningError:
     return LearningError(f"task {task!r} could not be learned: {what}; {hint}")
 
 
-def _measure(method: Method, known: Mapping[str, Task], run: Run, task: Task, learned: TaskRecord) -> Row:
+def _measure(method: Method, known: Mapping[str, Task], run: Run, task: Task, learned: TaskRecord) -> AccuracyRow:
     """Test accuracy of every task so far, in percent; None where it may have changed and there are no test items.
 
     A task whose head was not touched answers as it did, bit by bit: what was measured then still holds.

@@ -38,7 +38,7 @@ def align(network: MaskedNetwork, items: Items, size: int, state: TaskState) -> 
     scores = [layer.scores for layer in network.masked_layers.values()]
     total = [torch.zeros_like(score) for score in scores]
     batches = items.batches(size)
-    shares = [batch[network.ranks.span(len(batch))] for batch in batches]
+    shares = [batch[network.distributed.span(len(batch))] for batch in batches]
     for batch, (images, labels) in zip(batches, items.read(shares, network.device), strict=True):
         with network.sharing(len(batch)):
             own = _score_gradients(network, images, labels)

@@ -9,7 +9,7 @@ Image = tuple[int, int, int]  # channels, height, width
 EPS = 1e-5  # what torch's normalization layers add to the variance unless told otherwise
 
 
-class Draft:
+class PlanBuilder:
     """Steps and the shapes they give; each method returns the name of the last step it added."""
 
     def __init__(self, image: Image) -> None:

@@ -23,7 +23,7 @@ from etcl_deploy.errors import RunError
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Distributed:
     """One of `size` processes, counted from 0. The first one writes, and speaks to the user."""
 
     rank: int = 0
@@ -77,11 +77,11 @@ class Ranks:
             raise RunError(f"another process of this run has ended; {hint} (process {self.rank}: {reason})") from None
 
 
-ALONE = Ranks()
+ALONE = Distributed()
 
 
 @contextmanager
-def joined(kind: str) -> Iterator[Ranks]:
+def joined(kind: str) -> Iterator[Distributed]:
     """This process among those `torchrun` started, on a `kind` of device; alone, if it did not."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -91,7 +91,7 @@ def joined(kind: str) -> Iterator[Ranks]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
-        yield Ranks(dist.get_rank(), size, kind)
+        yield Distributed(dist.get_rank(), size, kind)
     except RunError:
         # Where one process has ended torchrun asks the others to. This one is about to, and to say why.
         if threading.current_thread() is threading.main_thread():
@@ -105,22 +105,22 @@ class Summed(torch.autograd.Function):
     """The sum of a tensor over all processes; a gradient goes back to each of them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+    def forward(ctx: Any, x: Tensor, distributed: Distributed) -> Tensor:
         """The sum, the same for all."""
-        ctx.ranks = ranks
+        ctx.distributed = distributed
         total = x.clone()
-        ranks.add_up([total])
+        distributed.add_up([total])
         return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """What each process's loss says about the sum, added up."""
         total = gradients[0].clone()
-        ctx.ranks.add_up([total])
+        ctx.distributed.add_up([total])
         return total, None
 
 
-def summed(x: Tensor, ranks: Ranks) -> Tensor:
+def summed(x: Tensor, distributed: Distributed) -> Tensor:
     """The sum of a tensor over all processes, to be differentiated."""
-    total: Tensor = Summed.apply(x, ranks)  # type: ignore[no-untyped-call]
+    total: Tensor = Summed.apply(x, distributed)  # type: ignore[no-untyped-call]
     return total

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from etcl_deploy.core.operations import weigh
+from etcl_deploy.core.operations import apply_weight
 from etcl_deploy.core.plan import Step
-from etcl_deploy.network.mask_training import Workspace
+from etcl_deploy.network.mask_training import MaskTraining
 from etcl_deploy.network.masks import keep_top, reselect, union
 
 
@@ -30,8 +30,8 @@ class MaskedLayer(nn.Module):
         self.step = step
         self.density = density
         self.mask: Tensor | None = None
-        self.own: Tensor | None = None  # the weight of a task that does not use the shared one
-        self.work: Workspace | None = None
+        self.private_weight: Tensor | None = None  # the weight of a task that does not use the shared one
+        self.work: MaskTraining | None = None
         bound = math.sqrt(6 / math.prod(step.weight_shape[1:])) if step.op != "bias" else 0.0  # as if it were not there
         self.weight = nn.Parameter(torch.empty(step.weight_shape).uniform_(-bound, bound, generator=generator))
         self.scores = nn.Parameter(torch.empty(step.weight_shape))
@@ -45,15 +45,15 @@ class MaskedLayer(nn.Module):
         with torch.no_grad():
             self.scores.copy_(fresh)
 
-    def aim_at(self, mask: Tensor) -> None:
+    def select_mask(self, mask: Tensor) -> None:
         """Rearrange the scores so that they select `mask`."""
         with torch.no_grad():
             self.scores.copy_(reselect(self.scores, mask))
 
-    def begin(self) -> Workspace:
+    def begin(self) -> MaskTraining:
         """Learn a task from here on: the mask follows the scores."""
-        self.mask = self.own = None
-        self.work = Workspace(self.weight, self.scores, self.claimed, self.density)
+        self.mask = self.private_weight = None
+        self.work = MaskTraining(self.weight, self.scores, self.claimed, self.density)
         return self.work
 
     def end(self) -> None:
@@ -62,7 +62,7 @@ class MaskedLayer(nn.Module):
         self.work.put_back()
         self.work = None
 
-    def settle(self, mask: Tensor | None = None) -> Tensor:
+    def freeze(self, mask: Tensor | None = None) -> Tensor:
         """End the task that was learned, fix its mask (None: that of its scores), use it from now on, and give it."""
         self.end()
         self.mask = keep_top(self.scores, self.density) if mask is None else mask
@@ -76,10 +76,10 @@ class MaskedLayer(nn.Module):
         """`W * m`: the weight the task at hand sees."""
         if self.mask is not None:
             # Selected, not multiplied: what is not the task's own cannot reach its answer, be it infinite.
-            return torch.where(self.mask, self.weight if self.own is None else self.own, 0)
+            return torch.where(self.mask, self.weight if self.private_weight is None else self.private_weight, 0)
         assert self.work is not None, "select or begin a task first"
-        return self.work.look()
+        return self.work.masked_weight()
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's answer under the mask at hand."""
-        return weigh(self.step.op, self.step.settings, x, self.effective_weight())
+        return apply_weight(self.step.op, self.step.settings, x, self.effective_weight())

@@ -6,15 +6,13 @@ these are the largest tensors there are, and each is touched at every step.
 
 from __future__ import annotations
 
-from math import inf
-
 import torch
 from torch import Tensor, nn
 
-from etcl_deploy.network.chooser import Choice, Chooser
+from etcl_deploy.network.masks import TopKMask
 
 
-class Workspace:
+class MaskTraining:
     """Made when a task begins, dropped when it ends.
 
     Weights that earlier tasks claimed get no gradient (Eq. nws1), so that no optimizer moves them; and whatever may
@@ -32,16 +30,17 @@ class Workspace:
         self._claimed = claimed
         self._frozen = weight.detach().clone()
         self._free = (~claimed).float() if bool(claimed.any()) else None  # None: every weight may change
-        self._choose = Chooser(density)
-        self._choice = Choice(scores.detach(), inf)  # none, until somebody looks
+        self._mask = TopKMask(density)
 
-    def look(self) -> Tensor:
+    def masked_weight(self) -> Tensor:
         """`W * m`: the weight as the task sees it at this step."""
         if self.borrowed is None:
-            self._choice, room = self._choose(self.scores.detach()), self._room
+            self._mask.follow(self.scores.detach())
+            room = self._room
         else:  # while a step is under way, whose gradient is in the usual place
-            self._choice, room = Choice.by(self.borrowed), torch.empty_like(self._room)
-        self.used = self._choice.of(self.weight.detach(), room).detach().requires_grad_()
+            self._mask.show(self.borrowed)
+            room = torch.empty_like(self._room)
+        self.used = self._mask.select(self.weight.detach(), room).detach().requires_grad_()
         return self.used
 
     def forget_gradients(self) -> None:
@@ -53,7 +52,7 @@ class Workspace:
         """After a backward pass: give weight and scores their gradients (Eq. nws1, nws2), in the place of its own."""
         gradient = self.used.grad
         assert gradient is not None
-        self.weight.grad = self._choice.of(gradient, self._room)
+        self.weight.grad = self._mask.select(gradient, self._room)
         if self._free is not None:
             self.weight.grad.mul_(self._free)
         self.scores.grad, self.used.grad = self.to_scores(gradient), None

@@ -19,7 +19,7 @@ from etcl_deploy.errors import NetworkError, UnknownTaskError
 from etcl_deploy.network import masks
 from etcl_deploy.network.distributed import ALONE
 from etcl_deploy.network.layers import MaskedLayer
-from etcl_deploy.network.mask_training import Workspace
+from etcl_deploy.network.mask_training import MaskTraining
 from etcl_deploy.network.norms import MOMENTUM, TaskNorm, measuring
 from etcl_deploy.network.state import Head, Masks, TaskState
 
@@ -54,7 +54,7 @@ class MaskedNetwork(nn.Module):
         self.norms = nn.ModuleDict({step.name: TaskNorm(step) for step in plan.norms})
         self.head = nn.ParameterDict()
         self.randomness = torch.Generator().manual_seed(0)  # what dropout draws from
-        self.ranks = ALONE  # the processes that learn together
+        self.distributed = ALONE  # the processes that learn together
         self._batch: int | None = None  # items of the batch they share at the moment
         self.gates: Mapping[str, Tensor] = {}  # what the channels of a step's result are multiplied by, by step name
         self._learning: tuple[str, tuple[str, ...]] | None = None
@@ -65,7 +65,7 @@ class MaskedNetwork(nn.Module):
         return {n: layer for n, layer in self.masked.items() if isinstance(layer, MaskedLayer)}
 
     @property
-    def work(self) -> dict[str, Workspace]:
+    def work(self) -> dict[str, MaskTraining]:
         """What the masked layers work with while a task is learned, by step name."""
         return {name: layer.work for name, layer in self.masked_layers.items() if layer.work}
 
@@ -99,7 +99,7 @@ class MaskedNetwork(nn.Module):
             if fresh_scores:
                 layer.draw_scores(generator)
             if start:
-                layer.aim_at(start.masks[step])
+                layer.select_mask(start.masks[step])
             layer.begin()
         for step, norm in self.norm_layers.items():
             norm.bind(start.norms[step] if start else None, trainable=True)
@@ -137,13 +137,13 @@ class MaskedNetwork(nn.Module):
         """Look at a batch of `count` items together with the other processes, each at its own part."""
         self._batch = count
         for norm in self.norm_layers.values():
-            norm.ranks, norm.count = self.ranks, count
+            norm.distributed, norm.count = self.distributed, count
         try:
             yield
         finally:
             self._batch = None
             for norm in self.norm_layers.values():
-                norm.ranks = ALONE
+                norm.distributed = ALONE
 
     def mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """This process's part of the mean cross entropy of the batch: over all of them, the parts add up to it."""
@@ -160,7 +160,7 @@ class MaskedNetwork(nn.Module):
         """
         assert self._learning is not None, "begin a task first"
         name, classes = self._learning
-        fixed = {step: layer.settle(masks[step] if masks else None) for step, layer in self.masked_layers.items()}
+        fixed = {step: layer.freeze(masks[step] if masks else None) for step, layer in self.masked_layers.items()}
         self.gates = {}
         self.estimate_norms(batches)
         state = TaskState(
@@ -187,7 +187,7 @@ class MaskedNetwork(nn.Module):
         self._abandon()
         for step, layer in self.masked_layers.items():
             layer.mask = state.masks[step]
-            layer.own = state.weights[step] if state.weights else None
+            layer.private_weight = state.weights[step] if state.weights else None
         for step, norm in self.norm_layers.items():
             norm.bind(state.norms[step])
         self._bind_head(state.head, trainable=False)
@@ -236,7 +236,7 @@ class MaskedNetwork(nn.Module):
     def score_gradients(self, loss: Tensor) -> list[Tensor]:
         """The gradients of all scores, apart from those a step is taken by, summed over the processes."""
         gradients = torch.autograd.grad(loss, [work.used for work in self.work.values()])
-        self.ranks.add_up(gradients)
+        self.distributed.add_up(gradients)
         return [work.to_scores(gradient) for work, gradient in zip(self.work.values(), gradients, strict=True)]
 
     def _abandon(self) -> None:
@@ -262,7 +262,7 @@ class MaskedNetwork(nn.Module):
             self.randomness = torch.Generator(x.device).manual_seed(self.randomness.initial_seed())
         count = len(x) if self._batch is None else self._batch
         drawn = torch.rand((count, *x.shape[1:]), generator=self.randomness, device=x.device)
-        kept = (drawn if self._batch is None else drawn[self.ranks.span(count)]) >= percent / 100
+        kept = (drawn if self._batch is None else drawn[self.distributed.span(count)]) >= percent / 100
         return torch.where(kept, x / (1 - percent / 100), 0)
 
     def _fresh_head(self, classes: int, generator: torch.Generator) -> Head:

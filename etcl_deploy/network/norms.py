@@ -53,7 +53,7 @@ class TaskNorm(nn.Module):
         features = step.settings["features"]
         kept = features if step.op == "norm" else 0
         self.momentum = MOMENTUM
-        self.ranks = ALONE  # who else looks at parts of the same batch
+        self.distributed = ALONE  # who else looks at parts of the same batch
         self.count = 0  # items of the whole batch, where others do
         self.gamma = nn.Parameter(torch.ones(features))
         self.beta = nn.Parameter(torch.zeros(features))
@@ -85,7 +85,7 @@ class TaskNorm(nn.Module):
             return normalize(op, settings, x, self.gamma, self.beta)
         # In training the batch's own statistics are used and a running mean of them is kept, to look at validation
         # items by; `MaskedNetwork.finish` replaces it by the statistics of all the items.
-        if self.training and self.ranks.size > 1:
+        if self.training and self.distributed.size > 1:
             return self._over_all(x)
         state = (self.mean, self.var, self.gamma, self.beta)
         return F.batch_norm(x, *state, self.training, self.momentum, settings["eps"])
@@ -93,9 +93,9 @@ class TaskNorm(nn.Module):
     def _over_all(self, x: Tensor) -> Tensor:
         """What `F.batch_norm` gives in training, with the statistics of the parts of all processes together."""
         axes, count = [0, *range(2, x.ndim)], self.count * prod(x.shape[2:])
-        mean = summed(x.float().sum(axes), self.ranks) / count
+        mean = summed(x.float().sum(axes), self.distributed) / count
         centred = x.float() - along_channels(mean, x)
-        var = summed(centred.square().sum(axes), self.ranks) / count
+        var = summed(centred.square().sum(axes), self.distributed) / count
         with torch.no_grad():
             self.mean.lerp_(mean, self.momentum)
             self.var.lerp_(var * count / max(1, count - 1), self.momentum)

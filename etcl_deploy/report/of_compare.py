@@ -12,7 +12,7 @@ from etcl_deploy.errors import RunError
 from etcl_deploy.report import figures
 from etcl_deploy.report.page import Page, Picture, Section, Table
 from etcl_deploy.report.tables import compare_cells
-from etcl_deploy.runs.compare import RECORD, Row
+from etcl_deploy.runs.compare import RECORD, MethodRow
 from etcl_deploy.settings import flat
 
 BARS = {
@@ -47,7 +47,7 @@ def compare_page(directory: Path) -> Page:
 
 
 def _table(methods: Sequence[Mapping[str, Any]]) -> Section:
-    rows = [compare_cells(Row.from_json(row)) for row in methods]
+    rows = [compare_cells(MethodRow.from_json(row)) for row in methods]
     head = ["method", "seeds", "ACC, %", "FWT", "BWT", "time", "size"]
     lead = "Mean and deviation over the seeds. Size is what it takes to predict all tasks."
     return Section("table", "Methods", lead, tables=[Table(head, rows)])

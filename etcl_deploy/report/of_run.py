@@ -16,7 +16,7 @@ from etcl_deploy.report.tables import shown, size
 from etcl_deploy.runs.compare import summary_beside
 from etcl_deploy.runs.logs import read_events
 from etcl_deploy.runs.statistics import needed_bytes, overlap, used_over_time
-from etcl_deploy.runs.store import Stored, how_to_go_on, load
+from etcl_deploy.runs.store import StoredRun, how_to_go_on, load
 
 MANY = 40  # tasks: more than that many cannot each be shown
 
@@ -38,7 +38,7 @@ def run_page(directory: Path) -> Page:
     )
 
 
-def _notes(stored: Stored, directory: Path) -> list[str]:
+def _notes(stored: StoredRun, directory: Path) -> list[str]:
     notes = list(stored.partial)
     if stored.waiting:
         done, total = len(stored.run.tasks), len(stored.run.tasks) + len(stored.waiting)
@@ -46,7 +46,7 @@ def _notes(stored: Stored, directory: Path) -> list[str]:
     return notes
 
 
-def _facts(summary: Mapping[str, Any], stored: Stored) -> list[tuple[str, str]]:
+def _facts(summary: Mapping[str, Any], stored: StoredRun) -> list[tuple[str, str]]:
     used = used_over_time(list(stored.run.network.finished.values()))[-1]
     return [
         ("average accuracy (ACC)", shown(summary["acc"], "{:.2f} %")),
@@ -147,7 +147,7 @@ def _similarity(summary: Mapping[str, Any]) -> list[Section]:
     return [Section("similarity", "Similar tasks", lead, [Picture(lead, picture)], tables)]
 
 
-def _masks(stored: Stored) -> list[Section]:
+def _masks(stored: StoredRun) -> list[Section]:
     """Nothing of methods without masks, or of a single one."""
     states = list(stored.run.network.finished.values())
     if METHODS[stored.config.learning.method].dense or len(states) < 2:
@@ -163,7 +163,7 @@ def _masks(stored: Stored) -> list[Section]:
     return [Section("masks", "Masks", lead, pictures)]
 
 
-def _sizes(stored: Stored) -> Section:
+def _sizes(stored: StoredRun) -> Section:
     sizes = needed_bytes(stored.run.network)
     total = sum(sizes.values())
     lead = f"What it takes to predict all tasks: {size(total)}, weights in single precision, a bit a weight for masks."
@@ -195,7 +195,7 @@ def _progress(directory: Path) -> list[Section]:
     return [Section("learning", "Learning", "Epoch by epoch; every task begins with a jump.", pictures)]
 
 
-def _settings(stored: Stored) -> Section:
+def _settings(stored: StoredRun) -> Section:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(stored.run.versions.items()))
     text = json.dumps(stored.config.as_json(), indent=2)
     return Section("settings", "Settings and versions", f"Learned with {versions}.", text=text)

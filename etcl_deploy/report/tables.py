@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from etcl_deploy.runs.compare import Figure, Row
+    from etcl_deploy.runs.compare import MethodRow, SeedMean
 
 GOOD, BAD, QUIET = "green", "red", "dim"
 
 
-class Rows(Table):
+class PlainTable(Table):
     """A table whose cells are shown as they are: names that look like markup or control the terminal do not act."""
 
     def add_row(self, *cells: RenderableType | None, style: Any = None, end_section: bool = False) -> None:
@@ -49,9 +49,9 @@ def percent(value: float | None) -> str:
     return shown(value, "{:.1f} %")
 
 
-def table(*columns: str, title: str | None = None) -> Rows:
+def table(*columns: str, title: str | None = None) -> PlainTable:
     """An empty table; columns named with a leading '>' are aligned right."""
-    made = Rows(title=title and plain(title), title_justify="left", title_style="bold", header_style="bold")
+    made = PlainTable(title=title and plain(title), title_justify="left", title_style="bold", header_style="bold")
     for column in columns:
         made.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
     return made
@@ -92,7 +92,7 @@ def run_report(summary: Mapping[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def compare_report(rows: Sequence[Row]) -> RenderableType:
+def compare_report(rows: Sequence[MethodRow]) -> RenderableType:
     """A line a method: mean and deviation over the seeds."""
     made = table("method", ">seeds", ">ACC, %", ">FWT", ">BWT", ">time", ">size")
     for row in rows:
@@ -100,7 +100,7 @@ def compare_report(rows: Sequence[Row]) -> RenderableType:
     return made
 
 
-def compare_cells(row: Row) -> list[str]:
+def compare_cells(row: MethodRow) -> list[str]:
     """A method's figures in words."""
     figures = (
         _figure(row.acc, "{:.2f}"),
@@ -112,7 +112,7 @@ def compare_cells(row: Row) -> list[str]:
     return [row.method, str(len(row.seeds)), *figures]
 
 
-def _figure(value: Figure, form: str) -> str:
+def _figure(value: SeedMean, form: str) -> str:
     """A mean with its deviation, if there is one."""
     deviation = "" if value.deviation is None else f" ± {form.replace('+', '').format(value.deviation)}"
     return shown(value.mean, form) + deviation

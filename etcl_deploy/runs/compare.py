@@ -33,7 +33,7 @@ FIGURES = ("acc", "fwt", "bwt", "seconds", "bytes")
 
 
 @dataclass(frozen=True)
-class Figure:
+class SeedMean:
     """A mean over seeds and its sample deviation; None where it is not known, or of one seed."""
 
     mean: float | None
@@ -41,34 +41,36 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """A method's figures."""
 
     method: str
     seeds: tuple[int, ...]
-    acc: Figure  # percent
-    fwt: Figure
-    bwt: Figure
-    seconds: Figure
-    bytes: Figure  # what it takes to predict all tasks: fp32 weights, normalization and heads, a bit a weight for masks
+    acc: SeedMean  # percent
+    fwt: SeedMean
+    bwt: SeedMean
+    seconds: SeedMean
+    bytes: (
+        SeedMean  # what it takes to predict all tasks: fp32 weights, normalization and heads, a bit a weight for masks
+    )
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Row:
+    def from_json(cls, values: Mapping[str, Any]) -> MethodRow:
         """The row that the record of a comparison holds."""
-        return cls(values["method"], tuple(values["seeds"]), *(Figure(**values[name]) for name in FIGURES))
+        return cls(values["method"], tuple(values["seeds"]), *(SeedMean(**values[name]) for name in FIGURES))
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MethodComparison:
     """The table, and the summary of every run behind it."""
 
     configs: Mapping[str, Config]  # by method, with the first of its seeds
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
     runs: tuple[Mapping[str, Any], ...]
     failed: tuple[str, ...] = ()  # what could not be learned, and why
 
     @classmethod
-    def of(cls, configs: Mapping[str, Config], runs: Sequence[Mapping[str, Any]]) -> Comparison:
+    def of(cls, configs: Mapping[str, Config], runs: Sequence[Mapping[str, Any]]) -> MethodComparison:
         """The table of these runs, in the order of the methods and their seeds."""
         rows, ordered = [], []
         for method in configs:
@@ -76,7 +78,7 @@ class Comparison:
             if not own:
                 continue
             figures = (_figure([run[name] for run in own]) for name in FIGURES)
-            rows.append(Row(method, tuple(run["seed"] for run in own), *figures))
+            rows.append(MethodRow(method, tuple(run["seed"] for run in own), *figures))
             ordered += own
         return cls({row.method: configs[row.method] for row in rows}, tuple(rows), tuple(ordered))
 
@@ -111,7 +113,7 @@ def compare(
     note: Note = lambda text: None,
     stage: Callable[[str], None] = lambda text: None,
     root: Path | None = None,
-) -> Comparison:
+) -> MethodComparison:
     """Learn with every method, by its config, and every seed what is not learned yet; tables are written after each.
 
     The table is of all runs in the directory, also of those that other processes learn there at the same time. A method
@@ -134,7 +136,7 @@ def compare(
     return _write_table(directory, list(configs), failed)
 
 
-def _write_table(directory: Path, first: Sequence[str], failed: Sequence[str]) -> Comparison:
+def _write_table(directory: Path, first: Sequence[str], failed: Sequence[str]) -> MethodComparison:
     """The table of what is there by now; other processes may be at it, too."""
     with locked(directory, wait=True):
         made = replace(_table(directory, first), failed=tuple(failed))
@@ -143,7 +145,7 @@ def _write_table(directory: Path, first: Sequence[str], failed: Sequence[str]) -
     return made
 
 
-def summary_beside(stored: directories.Stored, run: Path) -> dict[str, Any]:
+def summary_beside(stored: directories.StoredRun, run: Path) -> dict[str, Any]:
     """What the run in that directory came to; with forward transfer, if `etcl compare` left a run of `one` beside it
     that fits."""
     one = run.parent / f"one-{run.name.rpartition('-')[2]}"
@@ -188,7 +190,7 @@ def _learn(
         train(config, data, run, device, report, note, root)
 
 
-def _table(directory: Path, first: Sequence[str]) -> Comparison:
+def _table(directory: Path, first: Sequence[str]) -> MethodComparison:
     """The runs in a directory that are complete, method by method: those in `first`, then any others."""
     configs: dict[str, Config] = {}
     found = []
@@ -201,11 +203,11 @@ def _table(directory: Path, first: Sequence[str]) -> Comparison:
             found.append({**summary_beside(stored, run), "bytes": size, "versions": dict(stored.run.versions)})
             configs.setdefault(learning.method, stored.config)
     order = [method for method in dict.fromkeys((*first, *METHODS)) if method in configs]
-    return Comparison.of({method: configs[method] for method in order}, found)
+    return MethodComparison.of({method: configs[method] for method in order}, found)
 
 
-def _figure(values: Sequence[float | None]) -> Figure:
+def _figure(values: Sequence[float | None]) -> SeedMean:
     known = [value for value in values if value is not None]
     if len(known) < len(values):
-        return Figure(None, None)
-    return Figure(fmean(known), stdev(known) if len(known) > 1 else None)
+        return SeedMean(None, None)
+    return SeedMean(fmean(known), stdev(known) if len(known) > 1 else None)

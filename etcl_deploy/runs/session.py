@@ -20,11 +20,11 @@ from etcl_deploy.learn.events import Event, Report, Resumed, SettingsChanged, St
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task_training import Checkpoint
 from etcl_deploy.learn.trainer import check_tasks, learn_sequence
-from etcl_deploy.network.distributed import ALONE, Ranks
+from etcl_deploy.network.distributed import ALONE, Distributed
 from etcl_deploy.runs import store as directories
 from etcl_deploy.runs.build import build_network, choose_device
 from etcl_deploy.runs.logs import write_logs
-from etcl_deploy.runs.store import Stored
+from etcl_deploy.runs.store import StoredRun
 from etcl_deploy.runs.task_loading import Note, find_tasks, origin_of, tasks_of
 
 
@@ -36,7 +36,7 @@ def train(
     report: Report,
     note: Note = lambda text: None,
     root: Path | None = None,
-    ranks: Ranks = ALONE,
+    distributed: Distributed = ALONE,
 ) -> Run:
     """Find the tasks and learn them, perhaps together with other processes; `note` hears what the user should know.
 
@@ -50,14 +50,14 @@ def train(
     for words in (*found.partial, *found.notes):
         note(words)
     origin = origin_of(found, data)
-    ranks.same(repr((config, origin.tasks)), "what is to be learned")  # from here on the first of them may write
-    if ranks.first:
+    distributed.same(repr((config, origin.tasks)), "what is to be learned")  # from here on the first of them may write
+    if distributed.first:
         directory.mkdir(parents=True, exist_ok=True)
-    with _kept(directory, ranks):
-        if ranks.first:
+    with _kept(directory, distributed):
+        if distributed.first:
             directories.check_free(directory)  # again: another process may have been quicker
-        stored = Stored(Run(network), config, (origin,))
-        return _go_on(stored, found.tasks, None, directory, report, note, ranks)
+        stored = StoredRun(Run(network), config, (origin,))
+        return _go_on(stored, found.tasks, None, directory, report, note, distributed)
 
 
 def resume(
@@ -67,7 +67,7 @@ def resume(
     note: Note = lambda text: None,
     root: Path | None = None,
     values: Mapping[str, Any] = MappingProxyType({}),
-    ranks: Ranks = ALONE,
+    distributed: Distributed = ALONE,
 ) -> tuple[Run, Config]:
     """Go on with a run from where it was left; it ends with the bytes it would have had.
 
@@ -75,20 +75,20 @@ def resume(
     they say how.
     """
     directories.check_there(directory)
-    with _kept(directory, ranks):
+    with _kept(directory, distributed):
         stored = directories.load(directory, choose_device(device), finished=False)
         old = stored.config
         stored = _changed(stored, values) if values else stored
         tasks = tasks_of(stored, note, root)
         anew = stored.config.learning != old.learning or not stored.waiting
         checkpoint = None if anew else directories.load_checkpoint(directory, stored.waiting[0])
-        ranks.same(repr((stored.config, stored.digest, stored.waiting)), "what is left to be learned")
+        distributed.same(repr((stored.config, stored.digest, stored.waiting)), "what is left to be learned")
         # Only now: whatever is wrong with settings or data costs nothing.
-        if stored.config != old and ranks.first:
+        if stored.config != old and distributed.first:
             changed = {key: value for key, value in values.items() if old.with_values({key: value}) != old}
             write_logs(directory)(SettingsChanged(changed))
             report(SettingsChanged(changed))
-        return _go_on(stored, tasks, checkpoint, directory, report, note, ranks), stored.config
+        return _go_on(stored, tasks, checkpoint, directory, report, note, distributed), stored.config
 
 
 def add(
@@ -98,11 +98,11 @@ def add(
     report: Report,
     note: Note = lambda text: None,
     root: Path | None = None,
-    ranks: Ranks = ALONE,
+    distributed: Distributed = ALONE,
 ) -> tuple[Run, Config]:
     """Learn further tasks, from a folder, on a run that is complete."""
     directories.check_there(directory)
-    with _kept(directory, ranks):
+    with _kept(directory, distributed):
         stored = directories.load(directory, choose_device(device))
         if stored.waiting:
             hint = (
@@ -115,16 +115,16 @@ def add(
             note(words)
         tasks = [*tasks_of(stored, note, root), *new.tasks]
         larger = replace(stored, origins=(*stored.origins, origin_of(new, data)))
-        ranks.same(repr((stored.digest, larger.origins[-1].tasks)), "what is to be learned")
-        return _go_on(larger, tasks, None, directory, report, note, ranks), stored.config
+        distributed.same(repr((stored.digest, larger.origins[-1].tasks)), "what is to be learned")
+        return _go_on(larger, tasks, None, directory, report, note, distributed), stored.config
 
 
-def _kept(directory: Path, ranks: Ranks) -> AbstractContextManager[None]:
+def _kept(directory: Path, distributed: Distributed) -> AbstractContextManager[None]:
     """Keep other runs of `etcl` out of the directory; of several processes that learn together, the first does."""
-    return locked(directory) if ranks.first else nullcontext()
+    return locked(directory) if distributed.first else nullcontext()
 
 
-def _changed(stored: Stored, values: Mapping[str, Any]) -> Stored:
+def _changed(stored: StoredRun, values: Mapping[str, Any]) -> StoredRun:
     """The run with other settings from here on; what it has learned must still fit them."""
     old, config = stored.config, stored.config.with_values(values)
     kept = {name: getattr(old.learning, name) for name in ("method", "seed", "weights", "similarity")}
@@ -145,41 +145,41 @@ def _changed(stored: Stored, values: Mapping[str, Any]) -> Stored:
 
 
 def _go_on(
-    stored: Stored,
+    stored: StoredRun,
     tasks: Sequence[Task],
     checkpoint: Checkpoint | None,
     directory: Path,
     report: Report,
     note: Note,
-    ranks: Ranks,
+    distributed: Distributed,
 ) -> Run:
     """Learn the tasks that are waiting, the first of them from `checkpoint` on."""
     run, config, waiting = stored.run, stored.config, stored.waiting
-    run.network.ranks = ranks
-    keep = _keeper(stored, directory, new_checkpoint=checkpoint is None) if ranks.first else _nothing
+    run.network.distributed = distributed
+    write = _writer(stored, directory, new_checkpoint=checkpoint is None) if distributed.first else _nothing
     with _polite_stop(note) as stop_wanted:
 
-        def keep_and_report(event: Event) -> None:
-            stop = isinstance(event, StepDone) and ranks.any(wanted=stop_wanted())
-            keep(event, stop)
+        def write_and_report(event: Event) -> None:
+            stop = isinstance(event, StepDone) and distributed.any(wanted=stop_wanted())
+            write(event, stop)
             if stop:
                 raise KeyboardInterrupt
             report(event)
 
         if checkpoint:
-            keep_and_report(Resumed(checkpoint.task, int(checkpoint.numbers["epoch"] or 0) + 1))
+            write_and_report(Resumed(checkpoint.task, int(checkpoint.numbers["epoch"] or 0) + 1))
         return learn_sequence(
             run.network,
             [task for task in tasks if task.name in waiting],
             config.learning,
-            keep_and_report,
+            write_and_report,
             before=run,
             earlier=[task for task in tasks if task.name in run.tasks],
             checkpoint=checkpoint,
         )
 
 
-def _keeper(stored: Stored, directory: Path, *, new_checkpoint: bool) -> Callable[[Event, bool], None]:
+def _writer(stored: StoredRun, directory: Path, *, new_checkpoint: bool) -> Callable[[Event, bool], None]:
     """What writes a run to its directory: every task, and the task under way now and then or when it is to stop."""
     directories.tidy(directory)
     if new_checkpoint:
@@ -187,7 +187,7 @@ def _keeper(stored: Stored, directory: Path, *, new_checkpoint: bool) -> Callabl
     directories.save(stored, directory)
     saved, log = time.monotonic(), write_logs(directory)
 
-    def keep(event: Event, stop: bool) -> None:
+    def write(event: Event, stop: bool) -> None:
         nonlocal saved
         if isinstance(event, TaskDone):
             directories.save(replace(stored, run=event.run), directory)
@@ -196,7 +196,7 @@ def _keeper(stored: Stored, directory: Path, *, new_checkpoint: bool) -> Callabl
             saved = time.monotonic()
         log(event)
 
-    return keep
+    return write
 
 
 def _nothing(event: Event, stop: bool) -> None:

@@ -59,7 +59,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredRun:
     """What a run directory holds."""
 
     run: Run
@@ -72,13 +72,13 @@ class Stored:
         """What data sets were not complete, in words."""
         return [words for origin in self.origins for words in origin.partial]
 
-    def summary(self, one: Stored | None = None) -> dict[str, Any]:
+    def summary(self, one: StoredRun | None = None) -> dict[str, Any]:
         """What `etcl train` and `etcl eval` report; with forward transfer, if the run of `one` is there."""
         fwt = forward_transfer(self.run.matrix, self._learned_alone(one)) if one else None
         known = {"fwt": fwt, "partial": self.partial, "digest": self.digest}
         return {**self.run.summary(self.config), **known}
 
-    def _learned_alone(self, one: Stored) -> list[float | None]:
+    def _learned_alone(self, one: StoredRun) -> list[float | None]:
         """What `one` came to on each of this run's tasks, which must be the very same."""
         if one.config.learning.method != "one":
             raise RunError(f"forward transfer is measured against a run of one, not of {one.config.learning.method}")
@@ -132,7 +132,7 @@ def tidy(directory: Path) -> None:
             left.unlink()
 
 
-def save(stored: Stored, directory: Path) -> None:
+def save(stored: StoredRun, directory: Path) -> None:
     """Write what is new since the last time; the previous state stays valid until the new one is complete."""
     run = stored.run
     network = run.network
@@ -170,7 +170,7 @@ def save(stored: Stored, directory: Path) -> None:
         remove_checkpoint(directory)
 
 
-def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) -> Stored:
+def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) -> StoredRun:
     """The run in a directory, every file checked against its digest; with `finished`, one task at least."""
     path = directory / RECORD
     try:
@@ -227,7 +227,7 @@ def _read_record(directory: Path) -> dict[str, Any]:
     return record
 
 
-def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) -> Stored:
+def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) -> StoredRun:
     network = MaskedNetwork(
         Plan.from_json(record["backbone"]),
         Preprocessing(**record["preprocessing"]),
@@ -259,7 +259,7 @@ def _restored(record: Mapping[str, Any], directory: Path, device: torch.device) 
         what = f"{directory / RECORD} does not say {', '.join(missing)}"
         raise RunError(f"{what}: it is of another version of etcl_deploy and has to be learned anew")
     config = config_from(record["config"])
-    return Stored(run, config, origins, _digest(record))
+    return StoredRun(run, config, origins, _digest(record))
 
 
 def _digest(record: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from etcl_deploy.data.source import Source
 from etcl_deploy.data.user_data import read_own
 from etcl_deploy.errors import DataError
 from etcl_deploy.runs.build import preprocessing_of
-from etcl_deploy.runs.store import Origin, Stored
+from etcl_deploy.runs.store import Origin, StoredRun
 
 EACH = 1024  # items of a task that are looked at together
 
@@ -75,7 +75,7 @@ def origin_of(found: Found, data: Path | None) -> Origin:
     return Origin(str(data.absolute()) if data else None, known, found.partial)
 
 
-def tasks_of(stored: Stored, note: Note, root: Path | None) -> list[Task]:
+def tasks_of(stored: StoredRun, note: Note, root: Path | None) -> list[Task]:
     """The tasks a run was made from, as far as they are still there; those it has yet to learn must be."""
     found: list[Task] = []
     for number, origin in enumerate(stored.origins):

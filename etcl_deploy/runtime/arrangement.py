@@ -29,7 +29,7 @@ FEATURES = "features"
 # Numbers say where they come from by their value, from here on; below lie the constants of a graph. Whole numbers are
 # exact in single precision up to 2 ** 24.
 FIRST = 1 << 22
-MOST = (1 << 24) - FIRST
+MAX_NUMBERS = (1 << 24) - FIRST
 
 
 class EngineError(Exception):
@@ -56,8 +56,8 @@ class Arrangement:
 def arrange(plan: Plan, preprocessing: Preprocessing, shapes: Mapping[str, tuple[int, ...]]) -> Arrangement:
     """How a folded plan is arranged; `shapes` are those of its weights and biases, which count in this order."""
     sizes = [prod(shape) for shape in shapes.values()]
-    if sum(sizes) > MOST:
-        raise EngineError(f"{sum(sizes)} numbers are more than the {MOST} that can be told apart")
+    if sum(sizes) > MAX_NUMBERS:
+        raise EngineError(f"{sum(sizes)} numbers are more than the {MAX_NUMBERS} that can be told apart")
     marks = torch.split(torch.arange(FIRST, FIRST + sum(sizes)).float(), sizes)
     weights = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), marks, strict=True)}
     graph = Graph()

@@ -27,7 +27,7 @@ class Meter:
             self._sums[name, labels] += value
 
     def label(self, task: str) -> str:
-        """What a task is called in metrics: its name without what metrics give a meaning, for so many tasks."""
+        """What a task is called in metrics: its name without what metrics give a spec, for so many tasks."""
         found = self._tasks.get(task)
         if found is None:
             if len(self._tasks) >= MOST_TASKS:

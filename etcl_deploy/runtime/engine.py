@@ -22,7 +22,7 @@ ITEMS = 8  # images that engines are compared on
 ROUNDS = 9
 CHOICE = "engine.txt"
 MAX_RELATIVE_DIFFERENCE = 1e-4
-AT_ONCE = 64  # items in one pass through a network
+BATCH_SIZE = 64  # items in one pass through a network
 
 
 class Ready(Protocol):
@@ -58,7 +58,7 @@ class TorchEngine:
     @torch.inference_mode()
     def logits(self, ready: Subnet, pixels: Tensor) -> Tensor:
         """Logits of prepared images; memory does not grow with their number."""
-        parts = torch.split(pixels, AT_ONCE)
+        parts = torch.split(pixels, BATCH_SIZE)
         return torch.cat([ready(part.to(self._device)).cpu() for part in parts])
 
     def release(self, ready: Subnet) -> None:

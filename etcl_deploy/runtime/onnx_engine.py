@@ -20,7 +20,7 @@ from etcl_deploy.runtime.arrangement import FEATURES, EngineError, Place, arrang
 from etcl_deploy.runtime.rows import Row, open_rows
 from etcl_deploy.runtime.subnet import Folding, select
 
-AT_ONCE = 1 << 18  # weights that are made ready together: what is written and read again stays near the processor
+BLOCK_WEIGHTS = 1 << 18  # weights that are made ready together: what is written and read again stays near the processor
 TILE = 512  # how many weights in a row are multiplied by scales at once
 MANY = 8  # images that run together, where that changes no bit
 WIDEST = 64  # output channels that lie beside each other in a block
@@ -56,7 +56,7 @@ class Filled:
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightBlock:
     """A weight in the buffer: where it lies, as rows of tiles, and where its tiles of scales lie among all."""
 
     span: slice
@@ -197,18 +197,18 @@ class OnnxEngine:
             selected = {step: select(weights[step], masks[step]) for step in steps}
         return self._folding.others(selected, self._norms(number))
 
-    def _make_parts(self, places: list[Place]) -> tuple[list[Part], np.ndarray]:
+    def _make_parts(self, places: list[Place]) -> tuple[list[WeightBlock], np.ndarray]:
         """How the weights of every input are multiplied by scales, and which channel's stands where in all tiles."""
         parts, channels, at, behind = [], [], 0, 0
         for place in places:
             layer, (groups, tiles, width), found = self._blocks(place)
             scaled = any(step.op == "norm" for step in self._folding.chains[layer])
-            many = max(1, AT_ONCE // (tiles * width))
+            many = max(1, BLOCK_WEIGHTS // (tiles * width))
             for first in range(0, groups, many):
                 own = found[first : first + many]
                 span = slice(at, at + len(own) * tiles * width)
                 tile = own.shape if scaled else None
-                parts.append(Part(span, (len(own), tiles, width), slice(behind, behind + own.size), tile))
+                parts.append(WeightBlock(span, (len(own), tiles, width), slice(behind, behind + own.size), tile))
                 channels.append(own.ravel())
                 at, behind = span.stop, behind + own.size
         return parts, np.concatenate(channels)

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from etcl_deploy.core.operations import Settings, Shape, both
+from etcl_deploy.core.operations import Shape, StepSettings, as_pair
 from etcl_deploy.core.plan import INPUT, Plan, Step
 from etcl_deploy.core.preprocessing import Preprocessing
 
@@ -122,7 +122,7 @@ def _along_channels(values: Tensor, shape: Shape) -> Tensor:
     return values.view((1, -1) + (1,) * (len(shape) - 1))
 
 
-def _standardize(graph: Graph, x: str, name: str, shape: Shape, s: Settings) -> str:
+def _standardize(graph: Graph, x: str, name: str, shape: Shape, s: StepSettings) -> str:
     """Every group of channels with mean 0 and variance 1: as one channel each, for InstanceNormalization."""
     groups = s["groups"]
     apart = graph.constant(f"{name}.apart", np.array([-1, groups, prod(shape) // groups]))
@@ -155,24 +155,24 @@ def _silu(graph: Graph, x: str, name: str) -> str:
     return graph.add("Mul", [x, graph.add("Sigmoid", [x], f"{name}.share")], name)
 
 
-def _window(s: Settings) -> Attributes:
+def _window(s: StepSettings) -> Attributes:
     return {
-        "kernel_shape": [*both(s["kernel"])],
-        "strides": [*both(s["stride"])],
-        "pads": [*both(s["padding"])] * 2,
+        "kernel_shape": [*as_pair(s["kernel"])],
+        "strides": [*as_pair(s["stride"])],
+        "pads": [*as_pair(s["padding"])] * 2,
     }
 
 
-def _convolution(s: Settings) -> Attributes:
-    return {**_window(s), "dilations": [*both(s["dilation"])], "group": s["groups"]}
+def _convolution(s: StepSettings) -> Attributes:
+    return {**_window(s), "dilations": [*as_pair(s["dilation"])], "group": s["groups"]}
 
 
-def _nothing(_: Settings) -> Attributes:
+def _nothing(_: StepSettings) -> Attributes:
     return {}
 
 
 # Plan operation -> ONNX operator and its attributes, for steps that are one operator.
-_NAMED: dict[str, tuple[str, Callable[[Settings], Attributes]]] = {
+_NAMED: dict[str, tuple[str, Callable[[StepSettings], Attributes]]] = {
     "conv2d": ("Conv", _convolution),
     "max_pool2d": ("MaxPool", _window),
     "avg_pool2d": ("AveragePool", lambda s: {**_window(s), "count_include_pad": 1}),

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.bundle.layout import split
-from etcl_deploy.core.operations import NORMS, normalize, weigh
+from etcl_deploy.core.operations import NORMS, apply_weight, normalize
 from etcl_deploy.core.plan import Plan, Step
 from etcl_deploy.core.preprocessing import Preprocessing
 
@@ -91,7 +91,7 @@ class Subnet(nn.Module):
     def _apply_step(self, step: Step, x: Tensor) -> Tensor:
         weight, bias = self.weights[f"{step.name}.weight"], self.weights.get(f"{step.name}.bias")
         if step.op not in NORMS:
-            return weigh(step.op, step.settings, x, weight, bias)
+            return apply_weight(step.op, step.settings, x, weight, bias)
         assert bias is not None
         return normalize(step.op, step.settings, x, weight, bias)
 

@@ -23,7 +23,7 @@ from etcl_deploy.errors import ServeError
 from etcl_deploy.serve.java import find_java
 from etcl_deploy.serve.properties import cores, render
 from etcl_deploy.serve.server import RECORD, START_SECONDS, Server, check_not_running, folder_of, recorded
-from etcl_deploy.serve.token_renewer import PID_FILE, keeper_of
+from etcl_deploy.serve.token_renewer import PID_FILE, renewer_of
 
 STOP_SECONDS = 20
 METRICS, PROPERTIES = "metrics.yaml", "config.properties"
@@ -61,7 +61,7 @@ def start(
             server = Server(name, str(directory), port, pid, created, temporary, workers, pushes)
             atomic.write_bytes(directory / RECORD, json.dumps(asdict(server), indent=1).encode())
         _wait_until_ready(server)
-        start_keeper(directory)
+        start_renewer(directory)
     except BaseException:
         if server:
             stop(server)
@@ -82,8 +82,8 @@ def serving(name: str, model_store: Path, port: int, workers: int = 1, *, pushes
 
 
 def stop(server: Server) -> bool:
-    """End the server, its workers and its keeper, by force if need be; True if it was running."""
-    _stop_keeper(Path(server.directory))
+    """End the server, its workers and its token renewer, by force if need be; True if it was running."""
+    _stop_renewer(Path(server.directory))
     process = server.process()
     if process:
         family = [process]
@@ -170,11 +170,11 @@ def _launch(directory: Path, store: Path, java_home: Path, temporary: str, worke
     return pid, created
 
 
-def start_keeper(directory: Path) -> None:
+def start_renewer(directory: Path) -> None:
     """A process that renews the server's tokens and ends with the server; nobody waits for it."""
     command = [sys.executable, "-m", "etcl_deploy.serve.token_renewer", str(directory)]
     # Started by a shell of no other use, it is nobody's child that would have to be waited for.
-    with (directory / "keeper.log").open("wb") as log:
+    with (directory / "token_renewer.log").open("wb") as log:
         subprocess.run(
             ["/bin/sh", "-c", '"$@" & echo $! > "$0"', str(directory / PID_FILE), *command],
             stdin=subprocess.DEVNULL,
@@ -186,8 +186,8 @@ def start_keeper(directory: Path) -> None:
         )
 
 
-def _stop_keeper(directory: Path) -> None:
-    process = keeper_of(directory)
+def _stop_renewer(directory: Path) -> None:
+    process = renewer_of(directory)
     if process:
         with suppress(psutil.Error):
             process.terminate()

@@ -15,7 +15,7 @@ from etcl_deploy.serve.server import Server, check_not_running
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ServeOptions:
     """How a bundle is to be served; None: as suits this machine."""
 
     port: int = DEFAULT_PORT
@@ -33,18 +33,18 @@ class Wishes:
         return {"minWorkers": workers, "maxWorkers": workers, "etcl": etcl}
 
 
-def serve_bundle(path: Path, name: str, model_store: Path, wishes: Wishes) -> Server:
+def serve_bundle(path: Path, name: str, model_store: Path, options: ServeOptions) -> Server:
     """Archive the bundle where needed and start a server on it."""
     check_name(name)
     check_not_running(name, model_store)
-    check_ports(wishes.port)
+    check_ports(options.port)
     bundle = load_bundle(path)
-    for task in wishes.pinned:
+    for task in options.pinned:
         bundle.task(task)
-    settings, data = wishes.settings(), path.read_bytes()
+    settings, data = options.settings(), path.read_bytes()
     server = start(
-        *(name, model_store, wishes.port, settings["minWorkers"]),
-        pushes=wishes.pushes,
+        *(name, model_store, options.port, settings["minWorkers"]),
+        pushes=options.pushes,
         prepare=lambda: archive(path, name, model_store, settings),
     )
     try:

@@ -1,7 +1,7 @@
 """Renews the tokens of a server as long as it runs: `python -m etcl_deploy.serve.token_renewer DIRECTORY`.
 
 TorchServe makes its tokens for an hour and then refuses everybody: it makes new ones only when asked to, with the API
-key of its key file. `etcl serve` starts one keeper beside each server; it ends with the server.
+key of its key file. `etcl serve` starts one beside each server; it ends with the server.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from etcl_deploy.client.protocol import KEY_FILE, read_keys, read_token
 
 EARLY_SECONDS = 600  # before they expire
 CHECK_SECONDS = 5
-PID_FILE = "keeper.pid"
+PID_FILE = "token_renewer.pid"
 KINDS = ("management", "inference")
 # No proxy the environment names should see a key.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def keeper_of(directory: Path) -> psutil.Process | None:
+def renewer_of(directory: Path) -> psutil.Process | None:
     """The process that keeps the tokens of the server of a directory, if it runs."""
     with suppress(OSError, ValueError, psutil.Error):
         process = psutil.Process(int((directory / PID_FILE).read_text()))
@@ -50,7 +50,7 @@ def renew(key_file: Path, management: str) -> None:
             pass
 
 
-def keep(directory: Path, early: float = EARLY_SECONDS) -> None:
+def run(directory: Path, early: float = EARLY_SECONDS) -> None:
     """Renew the tokens of the server of a directory whenever they are about to expire, until it is gone."""
     from etcl_deploy.serve.server import recorded
 
@@ -71,4 +71,4 @@ def _iso(text: str) -> str:
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]))
+    run(Path(sys.argv[1]))

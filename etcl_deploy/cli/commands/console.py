@@ -25,7 +25,7 @@ Device = Annotated[
     Literal["auto", "cpu", "cuda"], typer.Option(help="Where to learn; auto takes CUDA if there is one.")
 ]
 DataRoot = Annotated[Path | None, typer.Option(help="Where recipes find their data; else $ETCL_DATA.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config field.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config field.")]
 Store = Annotated[Path, typer.Option("--model-store", help="Where archives and servers live.")]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from etcl_deploy.cli.commands.console import DataRoot, Device, Json, Settings, config_of, err, settings_of, show
+from etcl_deploy.cli.commands.console import DataRoot, Device, Json, SetOption, config_of, err, settings_of, show
 
 Recipe = Annotated[str, typer.Argument(help="A named experiment; `etcl recipes` lists them.")]
 
@@ -56,7 +56,7 @@ def compare(
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Only the first N tasks.")] = None,
     device: Device = "auto",
-    settings: Settings = None,
+    settings: SetOption = None,
     data_root: DataRoot = None,
     as_json: Json = False,
 ) -> None:

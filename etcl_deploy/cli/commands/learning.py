@@ -14,7 +14,7 @@ from etcl_deploy.cli.commands.console import (
     Device,
     Json,
     RunFolder,
-    Settings,
+    SetOption,
     config_of,
     err,
     settings_of,
@@ -62,7 +62,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Decides everything random.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Only the first N tasks.")] = None,
     device: Device = "auto",
-    settings: Settings = None,
+    settings: SetOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run, perhaps with other settings.")] = False,
     tensorboard: TensorBoard = False,
     data_root: DataRoot = None,
@@ -77,7 +77,7 @@ def train(
         if recipe or data:
             raise typer.BadParameter("--resume goes on with the run's own recipe and data: leave them out")
         _learn(
-            lambda report, note, ranks: training.resume(run, device, report, note, data_root, values, ranks),
+            lambda report, note, group: training.resume(run, device, report, note, data_root, values, group),
             run,
             device,
             as_json=as_json,
@@ -86,7 +86,7 @@ def train(
         return
     config = config_of(recipe, data, values)
     _learn(
-        lambda report, note, ranks: training.train(config, data, run, device, report, note, data_root, ranks),
+        lambda report, note, group: training.train(config, data, run, device, report, note, data_root, group),
         run,
         device,
         as_json=as_json,
@@ -106,7 +106,7 @@ def add(
     from etcl_deploy.runs import session as training
 
     _learn(
-        lambda report, note, ranks: training.add(run, data, device, report, note, data_root, ranks),
+        lambda report, note, group: training.add(run, data, device, report, note, data_root, group),
         run,
         device,
         as_json=as_json,
@@ -143,12 +143,12 @@ def _learn(
     from etcl_deploy.runs.logs import write_tensorboard
     from etcl_deploy.runs.store import RECORD, how_to_go_on, load
 
-    with joined(choose_device(device).type) as ranks:
-        progress = TrainingProgress(err if ranks.first else Console(quiet=True))
-        hearers: list[Report] = [progress, *([write_tensorboard(run)] if tensorboard and ranks.first else [])]
+    with joined(choose_device(device).type) as distributed:
+        progress = TrainingProgress(err if distributed.first else Console(quiet=True))
+        hearers: list[Report] = [progress, *([write_tensorboard(run)] if tensorboard and distributed.first else [])]
         try:
             with progress.bars:
-                learn(lambda event: [hear(event) for hear in hearers], progress.note, ranks)
+                learn(lambda event: [hear(event) for hear in hearers], progress.note, distributed)
         except KeyboardInterrupt:
             if (run / RECORD).exists():
                 progress.note(f"interrupted; go on with: {how_to_go_on(run)}")
@@ -157,6 +157,6 @@ def _learn(
             if (run / RECORD).exists():
                 progress.note(f"finished tasks are kept; --set NAME=VALUE may help: {how_to_go_on(run)}")
             raise
-    if ranks.first:
+    if distributed.first:
         summary = load(run).summary()
         show(summary, as_json=as_json, picture=run_report(summary))

@@ -42,11 +42,11 @@ def serve(
         raise typer.BadParameter("name a bundle to serve, or use --status or --stop")
     chosen = name or (path.stem if path else _only_server(model_store))
     if path and not (stop or status):
-        from etcl_deploy.serve.start import Wishes, serve_bundle
+        from etcl_deploy.serve.start import ServeOptions, serve_bundle
 
         bytes_ = None if cache_mb is None else cache_mb * 1_000_000
-        wishes = Wishes(port, workers, bytes_, tuple(pin or ()), prefetch, allow_push)
-        info = serve_bundle(path, chosen, model_store, wishes).as_json()
+        options = ServeOptions(port, workers, bytes_, tuple(pin or ()), prefetch, allow_push)
+        info = serve_bundle(path, chosen, model_store, options).as_json()
     else:
         if stop:
             process.stop(server.known(chosen, model_store))
@@ -59,7 +59,7 @@ def serve(
 def _show_examples(name: str, model_store: Path) -> None:
     """How to ask a server, with its current token."""
     from etcl_deploy.serve.server import known
-    from etcl_deploy.serve.token_renewer import keeper_of
+    from etcl_deploy.serve.token_renewer import renewer_of
 
     server = known(name, model_store)
     try:
@@ -68,7 +68,7 @@ def _show_examples(name: str, model_store: Path) -> None:
         err.print("[yellow]it does not answer yet:[/]", plain(str(error)), soft_wrap=True, highlight=False)
         return
     task = tasks[0]["name"] if isinstance(tasks, list) else "TASK"
-    if keeper_of(Path(server.directory)) is None:
+    if renewer_of(Path(server.directory)) is None:
         err.print(
             "[yellow]nobody renews its tokens any more, they expire within the hour: stop and start it[/]",
             soft_wrap=True,

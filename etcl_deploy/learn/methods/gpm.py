@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from etcl_deploy.core.operations import both
+from etcl_deploy.core.operations import as_pair
 from etcl_deploy.core.plan import Step
 from etcl_deploy.core.task import load
 from etcl_deploy.learn.methods.method import Method, TaskContext
@@ -19,7 +19,7 @@ from etcl_deploy.learn.task_record import TaskRecord
 from etcl_deploy.learn.task_training import TaskTraining
 from etcl_deploy.network.layers import MaskedLayer
 
-MOST = 20_000  # vectors of a layer's inputs the space is taken from: patches of images are many
+MAX_VECTORS = 20_000  # vectors of a layer's inputs the space is taken from: patches of images are many
 
 
 class Gpm(Method):
@@ -61,7 +61,7 @@ class Gpm(Method):
 
         def collect(layer: MaskedLayer, x: Tensor) -> None:
             seen = _columns(layer.step, x)
-            found[layer.step.name] = seen[torch.randperm(len(seen), generator=generator)[:MOST].to(seen.device)]
+            found[layer.step.name] = seen[torch.randperm(len(seen), generator=generator)[:MAX_VECTORS].to(seen.device)]
 
         hooks = [
             layer.register_forward_pre_hook(lambda layer, args: collect(layer, args[0]))
@@ -82,6 +82,6 @@ def _columns(step: Step, x: Tensor) -> Tensor:
     if step.op == "bias":
         return torch.ones(1, 1, device=x.device)  # whatever comes in, it is added once
     s = step.settings
-    patches = F.unfold(x, both(s["kernel"]), both(s["dilation"]), both(s["padding"]), both(s["stride"]))
-    columns = s["in"] // s["groups"] * both(s["kernel"])[0] * both(s["kernel"])[1]
+    patches = F.unfold(x, as_pair(s["kernel"]), as_pair(s["dilation"]), as_pair(s["padding"]), as_pair(s["stride"]))
+    columns = s["in"] // s["groups"] * as_pair(s["kernel"])[0] * as_pair(s["kernel"])[1]
     return patches.transpose(1, 2).reshape(-1, columns)

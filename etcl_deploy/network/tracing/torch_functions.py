@@ -1,6 +1,6 @@
 """What torch's functions and methods mean as steps of a plan.
 
-Each reader takes what the call takes, with a `Value` in place of every tensor, and gives its `Meaning`. A call that
+Each reader takes what the call takes, with a `Value` in place of every tensor, and gives its `StepSpec`. A call that
 means nothing a plan can do is a ValueError with the reason.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from etcl_deploy.core.operations import Pair, Settings, Shape, fixed_windows
+from etcl_deploy.core.operations import Pair, Shape, StepSettings, fixed_windows
 from etcl_deploy.network.builder import single
 
 
@@ -29,23 +29,23 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Part:
+class OpSpec:
     """One step of a call: what it does and, for a masked one, the weight it starts from."""
 
     op: str
-    settings: Settings
+    settings: StepSettings
     weight: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Meaning:
+class StepSpec:
     """The values a call reads, and the steps it takes one after another; none if it changes nothing."""
 
     inputs: tuple[Value, ...]
-    parts: tuple[Part, ...] = ()
+    parts: tuple[OpSpec, ...] = ()
 
 
-Reader = Callable[..., Meaning]
+Reader = Callable[..., StepSpec]
 
 
 def refuse_if(condition: bool, reason: str) -> None:
@@ -63,38 +63,38 @@ def pair(value: int | Sequence[int]) -> int | Pair:
 
 def simple(op: str) -> Reader:
     """The reader of an activation without settings."""
-    return lambda input, inplace=False: Meaning((input,), (Part(op, {}),))
+    return lambda input, inplace=False: StepSpec((input,), (OpSpec(op, {}),))
 
 
-def read_same(input: Value, *_: Any, **__: Any) -> Meaning:
+def read_same(input: Value, *_: Any, **__: Any) -> StepSpec:
     """A call that changes nothing."""
-    return Meaning((input,))
+    return StepSpec((input,))
 
 
-def read_leaky_relu(input: Value, negative_slope: float = 0.01, inplace: bool = False) -> Meaning:
+def read_leaky_relu(input: Value, negative_slope: float = 0.01, inplace: bool = False) -> StepSpec:
     """What `F.leaky_relu` means."""
-    return Meaning((input,), (Part("leaky_relu", {"slope": float(negative_slope)}),))
+    return StepSpec((input,), (OpSpec("leaky_relu", {"slope": float(negative_slope)}),))
 
 
-def read_elu(input: Value, alpha: float = 1.0, inplace: bool = False) -> Meaning:
+def read_elu(input: Value, alpha: float = 1.0, inplace: bool = False) -> StepSpec:
     """What `F.elu` means."""
-    return Meaning((input,), (Part("elu", {"alpha": float(alpha)}),))
+    return StepSpec((input,), (OpSpec("elu", {"alpha": float(alpha)}),))
 
 
-def read_gelu(input: Value, approximate: str = "none") -> Meaning:
+def read_gelu(input: Value, approximate: str = "none") -> StepSpec:
     """What `F.gelu` means."""
     refuse_if(approximate != "none", f"approximate={approximate!r}; only the exact one can be")
-    return Meaning((input,), (Part("gelu", {}),))
+    return StepSpec((input,), (OpSpec("gelu", {}),))
 
 
-def read_dropout(input: Value, p: float = 0.5, training: bool = True, inplace: bool = False) -> Meaning:
+def read_dropout(input: Value, p: float = 0.5, training: bool = True, inplace: bool = False) -> StepSpec:
     """What `F.dropout` means."""
     if p == 0 or not training:
-        return Meaning((input,))
+        return StepSpec((input,))
     percent = round(100 * p)
     whole = abs(percent - 100 * p) < 1e-9 and 1 <= percent <= 99
     refuse_if(not whole, f"p={p}; it must be whole percent from 0.01 to 0.99")
-    return Meaning((input,), (Part("dropout", {"percent": percent}),))
+    return StepSpec((input,), (OpSpec("dropout", {"percent": percent}),))
 
 
 def read_max_pool2d(
@@ -105,7 +105,7 @@ def read_max_pool2d(
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Meaning:
+) -> StepSpec:
     """What `F.max_pool2d` means."""
     refuse_if(pair(dilation) != 1, "its windows have gaps (dilation)")
     refuse_if(return_indices, "it also gives indices (return_indices)")
@@ -120,7 +120,7 @@ def read_avg_pool2d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
-) -> Meaning:
+) -> StepSpec:
     """What `F.avg_pool2d` means."""
     refuse_if(pair(padding) != 0 and not count_include_pad, "it does not count its padding (count_include_pad)")
     refuse_if(divisor_override is not None, "it divides by another number (divisor_override)")
@@ -134,16 +134,16 @@ def _pool(
     stride: int | Sequence[int] | None,
     padding: int | Sequence[int],
     ceil_mode: bool,
-) -> Meaning:
+) -> StepSpec:
     refuse_if(ceil_mode, "its windows may reach past the padding (ceil_mode)")
     sizes = {"kernel": pair(kernel), "stride": pair(stride or kernel), "padding": pair(padding)}
-    return Meaning((x,), (Part(op, sizes),))
+    return StepSpec((x,), (OpSpec(op, sizes),))
 
 
 def adaptive(op: str) -> Reader:
     """The reader of adaptive pooling, as the fixed pooling `op` that does the same."""
 
-    def read(input: Value, output_size: int | Sequence[int | None] | None, return_indices: bool = False) -> Meaning:
+    def read(input: Value, output_size: int | Sequence[int | None] | None, return_indices: bool = False) -> StepSpec:
         refuse_if(return_indices, "it also gives indices (return_indices)")
         refuse_if(len(input.shape) != 3, "it does not read a map of channels, height and width")
         wanted = output_size if isinstance(output_size, Sequence) else (output_size, output_size)
@@ -154,39 +154,39 @@ def adaptive(op: str) -> Reader:
     return read
 
 
-def _windows(op: str, x: Value, output: Pair) -> Meaning:
+def _windows(op: str, x: Value, output: Pair) -> StepSpec:
     size = (x.shape[1], x.shape[2])
     if output == size:
-        return Meaning((x,))
+        return StepSpec((x,))
     kernel, stride = fixed_windows(size, output)
-    return Meaning((x,), (Part(op, {"kernel": single(kernel), "stride": single(stride), "padding": 0}),))
+    return StepSpec((x,), (OpSpec(op, {"kernel": single(kernel), "stride": single(stride), "padding": 0}),))
 
 
-def _mean(input: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Meaning:
+def _mean(input: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> StepSpec:
     dims = {d % 4 for d in dim} if isinstance(dim, Sequence) else set()
     refuse_if(len(input.shape) != 3 or dims != {2, 3}, "only the mean over height and width can be")
     pooled = _windows("avg_pool2d", input, (1, 1))
-    return pooled if keepdim else Meaning(pooled.inputs, (*pooled.parts, Part("flatten", {})))
+    return pooled if keepdim else StepSpec(pooled.inputs, (*pooled.parts, OpSpec("flatten", {})))
 
 
-def _add(input: Any, other: Any, *, alpha: float = 1) -> Meaning:
+def _add(input: Any, other: Any, *, alpha: float = 1) -> StepSpec:
     refuse_if(not isinstance(input, Value) or not isinstance(other, Value) or alpha != 1, "it adds a constant")
-    return Meaning((input, other), (Part("add", {}),))
+    return StepSpec((input, other), (OpSpec("add", {}),))
 
 
-def _cat(tensors: Sequence[Value], dim: int = 0) -> Meaning:
+def _cat(tensors: Sequence[Value], dim: int = 0) -> StepSpec:
     refuse_if(dim % (len(tensors[0].shape) + 1) != 1, f"it joins along dimension {dim}; only channels can be")
     if len(tensors) == 1:
-        return Meaning(tuple(tensors))
-    return Meaning(tuple(tensors), (Part("concat", {}),))
+        return StepSpec(tuple(tensors))
+    return StepSpec(tuple(tensors), (OpSpec("concat", {}),))
 
 
-def reshaped(x: Value, result: Shape) -> Meaning:
+def reshaped(x: Value, result: Shape) -> StepSpec:
     """What a view or reshape means that gives one item the shape `result`."""
     if result == x.shape:
-        return Meaning((x,))
+        return StepSpec((x,))
     refuse_if(result != (prod(x.shape),), f"it makes {list(result)} of {list(x.shape)}; only flattening can be")
-    return Meaning((x,), (Part("flatten", {}),))
+    return StepSpec((x,), (OpSpec("flatten", {}),))
 
 
 # Functions by themselves, methods by name.

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from etcl_deploy.core.operations import Pair
 from etcl_deploy.network.builder import single
 from etcl_deploy.network.tracing import torch_functions as calls
-from etcl_deploy.network.tracing.torch_functions import Meaning, Part, Value, pair, refuse_if
+from etcl_deploy.network.tracing.torch_functions import OpSpec, StepSpec, Value, pair, refuse_if
 
 
 def kind_of(layer: nn.Module) -> type[nn.Module] | None:
@@ -26,7 +26,7 @@ def kind_of(layer: nn.Module) -> type[nn.Module] | None:
     return None
 
 
-def read_layer(layer: nn.Module, x: Value) -> Meaning:
+def read_layer(layer: nn.Module, x: Value) -> StepSpec:
     """What a layer of a known kind means."""
     kind = kind_of(layer)
     assert kind is not None
@@ -39,13 +39,13 @@ def read_layer(layer: nn.Module, x: Value) -> Meaning:
 _COMPUTING = ("__call__", "forward", "_conv_forward")
 
 
-def _with_bias(x: Value, part: Part, bias: Tensor | None) -> Meaning:
+def _with_bias(x: Value, part: OpSpec, bias: Tensor | None) -> StepSpec:
     """A masked layer, and its bias as a masked step of its own."""
-    biases = () if bias is None else (Part("bias", {"features": len(bias)}, bias),)
-    return Meaning((x,), (part, *biases))
+    biases = () if bias is None else (OpSpec("bias", {"features": len(bias)}, bias),)
+    return StepSpec((x,), (part, *biases))
 
 
-def _conv2d(layer: nn.Conv2d, x: Value) -> Meaning:
+def _conv2d(layer: nn.Conv2d, x: Value) -> StepSpec:
     padding = _conv_padding(layer)
     refuse_if(padding != 0 and layer.padding_mode != "zeros", f"padding_mode is {layer.padding_mode!r}, not 'zeros'")
     sizes = {
@@ -57,7 +57,7 @@ def _conv2d(layer: nn.Conv2d, x: Value) -> Meaning:
         "dilation": pair(layer.dilation),
         "groups": layer.groups,
     }
-    return _with_bias(x, Part("conv2d", sizes, layer.weight), layer.bias)
+    return _with_bias(x, OpSpec("conv2d", sizes, layer.weight), layer.bias)
 
 
 def _conv_padding(layer: nn.Conv2d) -> int | Pair:
@@ -70,34 +70,34 @@ def _conv_padding(layer: nn.Conv2d) -> int | Pair:
     return single((reach[0] // 2, reach[1] // 2))
 
 
-def _linear(layer: nn.Linear, x: Value) -> Meaning:
-    part = Part("linear", {"in": layer.in_features, "out": layer.out_features}, layer.weight)
+def _linear(layer: nn.Linear, x: Value) -> StepSpec:
+    part = OpSpec("linear", {"in": layer.in_features, "out": layer.out_features}, layer.weight)
     return _with_bias(x, part, layer.bias)
 
 
-def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Value) -> Meaning:
-    return Meaning((x,), (Part("norm", {"features": layer.num_features, "eps": layer.eps}),))
+def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Value) -> StepSpec:
+    return StepSpec((x,), (OpSpec("norm", {"features": layer.num_features, "eps": layer.eps}),))
 
 
-def _group_norm(layer: nn.GroupNorm, x: Value) -> Meaning:
+def _group_norm(layer: nn.GroupNorm, x: Value) -> StepSpec:
     sizes = {"features": layer.num_channels, "groups": layer.num_groups, "eps": layer.eps}
-    return Meaning((x,), (Part("group_norm", sizes),))
+    return StepSpec((x,), (OpSpec("group_norm", sizes),))
 
 
-def _instance_norm(layer: nn.InstanceNorm2d, x: Value) -> Meaning:
+def _instance_norm(layer: nn.InstanceNorm2d, x: Value) -> StepSpec:
     refuse_if(layer.track_running_stats, "it keeps running statistics of single items (track_running_stats)")
     sizes = {"features": layer.num_features, "groups": layer.num_features, "eps": layer.eps}
-    return Meaning((x,), (Part("group_norm", sizes),))
+    return StepSpec((x,), (OpSpec("group_norm", sizes),))
 
 
-def _layer_norm(layer: nn.LayerNorm, x: Value) -> Meaning:
+def _layer_norm(layer: nn.LayerNorm, x: Value) -> StepSpec:
     shape = list(layer.normalized_shape)
     refuse_if(tuple(shape) != x.shape, f"it normalizes {shape} of {list(x.shape)}; only the whole item can be")
-    return Meaning((x,), (Part("layer_norm", {"features": prod(shape), "eps": layer.eps}),))
+    return StepSpec((x,), (OpSpec("layer_norm", {"features": prod(shape), "eps": layer.eps}),))
 
 
 # Each reader is asked with the layer and what it reads.
-LAYERS: dict[type[nn.Module], Callable[[Any, Value], Meaning]] = {
+LAYERS: dict[type[nn.Module], Callable[[Any, Value], StepSpec]] = {
     nn.Conv2d: _conv2d,
     nn.Linear: _linear,
     nn.BatchNorm1d: _batch_norm,

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from etcl_deploy.core.operations import NORMS, weigh
+from etcl_deploy.core.operations import NORMS, apply_weight
 from etcl_deploy.core.plan import INPUT, PlanError, Step
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import NetworkError
-from etcl_deploy.network.builder import Draft, Image
+from etcl_deploy.network.builder import Image, PlanBuilder
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.tracing.graph import ITEMS, describe, mode, record, unknown
-from etcl_deploy.network.tracing.torch_functions import CALLS, RESHAPES, Meaning, Value, reshaped
+from etcl_deploy.network.tracing.torch_functions import CALLS, RESHAPES, StepSpec, Value, reshaped
 from etcl_deploy.network.tracing.torch_layers import read_layer
 
 TOLERANCE = 1e-3  # of the largest feature
@@ -58,7 +58,7 @@ class _Trace:
     def __init__(self, module: nn.Module, image: Image) -> None:
         self.module = module
         self.weights: dict[str, Tensor] = {}
-        self._draft = Draft(image)
+        self._draft = PlanBuilder(image)
         self._steps: dict[fx.Node, str] = {}  # node -> the step that gives its value
         self._norms: dict[str, nn.Module] = {}
         kinds = {parameter.dtype for parameter in module.parameters()} - {torch.float32, torch.float64}
@@ -83,15 +83,15 @@ class _Trace:
             self._steps[node] = INPUT
         elif node.op == "call_module" or not _is_number(value):
             try:
-                meaning = self._meaning(node)
-                self._steps[node] = self._write(node, meaning)
+                spec = self._spec(node)
+                self._steps[node] = self._write(node, spec)
                 shape = (ITEMS, *self._draft.shapes[self._steps[node]])
                 if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                     raise ValueError(f"it does not give {list(shape)}")
             except (ValueError, TypeError) as error:
                 raise NetworkError(f"{describe(self.module, node)} cannot be masked: {error}") from None
 
-    def _meaning(self, node: fx.Node) -> Meaning:
+    def _spec(self, node: fx.Node) -> StepSpec:
         positional: Any = fx.node.map_arg(node.args, self._resolve)
         named: Any = fx.node.map_arg(node.kwargs, self._resolve)
         if node.op == "call_module":
@@ -107,11 +107,11 @@ class _Trace:
         value = self._values[node]
         return Value(self._steps[node], self._draft.shapes[self._steps[node]]) if node in self._steps else value
 
-    def _write(self, node: fx.Node, meaning: Meaning) -> str:
+    def _write(self, node: fx.Node, spec: StepSpec) -> str:
         """Add the steps of a call; gives the name of the last."""
-        inputs = [value.step for value in meaning.inputs]
+        inputs = [value.step for value in spec.inputs]
         base = (str(node.target) if node.op == "call_module" else node.name).replace(".", "_")
-        for number, part in enumerate(meaning.parts):
+        for number, part in enumerate(spec.parts):
             name = self._free_name(base if number == 0 else f"{base}_{part.op}")
             inputs = [self._draft.add(name, part.op, *inputs, **part.settings)]
             if part.weight is not None:
@@ -141,7 +141,7 @@ class _Trace:
             if step.op == "dropout":
                 return x
             if step.weight_shape:
-                return weigh(step.op, step.settings, x, self.weights[step.name])
+                return apply_weight(step.op, step.settings, x, self.weights[step.name])
             result: Tensor = self._norms[step.name](x)
             return result
 
