@@ -50,7 +50,7 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "gpm_items": (lambda v: v >= 2, "at least 2"),
     "hat_steepness": (lambda v: 1 <= v < inf, "at least 1"),
     "hat_rate": (lambda v: 0 < v < inf, "above 0"),
-    "hat_c": (lambda v: 0 <= v < inf, "0 or more"),
+    "hat_thrift": (lambda v: 0 <= v < inf, "0 or more"),
     "pull": (lambda v: 0 <= v < inf, "0 or more"),
     "head_energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
     "head_epochs": (lambda v: v >= 1, "at least 1"),
@@ -167,7 +167,7 @@ class Baselines(ConfigSection):
     gpm_items: int = 125  # items that space is taken from
     hat_steepness: float = 400.0  # s_max of HAT: how close to 0 or 1 its gates are at the end of an epoch
     hat_rate: float = 30.0  # learning rate of its gates, as a multiple of the others'
-    hat_c: float = 0.75  # c of HAT: weight of the penalty on units no task has used yet
+    hat_thrift: float = 0.75  # c of HAT: weight of the penalty on units no task has used yet
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,12 @@ class Learning(ConfigSection):
     weights: str | None = None
     similarity: Similarity = field(default_factory=Similarity)
     transfer: Transfer = field(default_factory=Transfer)
-    baselines: Baselines = field(default_factory=Baselines)
+    others: Baselines = field(default_factory=Baselines)
+
+    @property
+    def augments(self) -> bool:
+        """Whether training images are moved."""
+        return any((self.rotation, self.zoom, self.shift))
 
     def __post_init__(self) -> None:
         super().__post_init__()

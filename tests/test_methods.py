@@ -255,7 +255,7 @@ def test_ewc_holds_on_to_what_matters() -> None:
 
     def drift(strength: float) -> float:
         other = small("fcn3")
-        settings = options("ewc", baselines=replace(BASE.baselines, ewc_strength=strength))
+        settings = options("ewc", others=replace(BASE.others, ewc_strength=strength))
         first = learn_sequence(other, tasks[:1], settings)
         start = weights(other)
         learn_sequence(other, contradicting(2)[1:], settings, before=first)
@@ -287,7 +287,7 @@ def test_hat_learns_its_gates() -> None:
     """A higher price leaves fewer units in use; with one batch an epoch gates still harden."""
     used = []
     for thrift in (0.0, 20.0):
-        settings = options("hat", epochs=10, baselines=replace(BASE.baselines, hat_c=thrift))
+        settings = options("hat", epochs=10, others=replace(BASE.others, hat_thrift=thrift))
         run = learn_sequence(small("fcn3", width=32), make_tasks(1, items=90), settings)
         used.append(sum(int(units.sum()) for units in run.memory.values()))
     assert used[1] < 0.8 * used[0]

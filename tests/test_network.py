@@ -110,12 +110,13 @@ def test_masks_have_exactly_their_density(share: float) -> None:
 
 def test_gradients_follow_the_equations() -> None:
     """Scores get dL/dm straight through; weights only where selected and unclaimed."""
-    layer = MaskedLayer(Step("fc", "linear", ("image",), {"in": 4, "out": 3}), 0.5, torch.Generator().manual_seed(0))
+    layer = MaskedLayer(Step("fc", "linear", ("image",), {"in": 4, "out": 3}), torch.Generator().manual_seed(0))
     layer.claimed = torch.rand(3, 4, generator=torch.Generator().manual_seed(3)) < 0.4
-    work = layer.begin()
+    layer.begin(0.5)
+    assert layer.work is not None
     x = torch.randn(5, 4)
     layer(x).square().sum().backward()
-    work.spread_gradient()
+    layer.work.spread_gradient()
     mask = keep_top(layer.scores, 0.5)
     effective = torch.where(mask, layer.weight.detach(), 0).requires_grad_()
     F.linear(x, effective).square().sum().backward()
@@ -126,7 +127,7 @@ def test_gradients_follow_the_equations() -> None:
 
 def test_a_set_mask_hides_even_what_is_not_a_number() -> None:
     """An infinite weight outside the mask does not reach the answer: selecting, not multiplying by zero."""
-    layer = MaskedLayer(Step("fc", "linear", ("image",), {"in": 2, "out": 1}), 0.5, torch.Generator())
+    layer = MaskedLayer(Step("fc", "linear", ("image",), {"in": 2, "out": 1}), torch.Generator())
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[2.0, float("inf")]]))
     layer.mask = torch.tensor([[True, False]])

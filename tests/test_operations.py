@@ -16,6 +16,7 @@ from etcl_deploy.core.operations import NORMS, OPERATIONS, apply_weight, fixed_w
 from etcl_deploy.core.plan import INPUT, Plan, PlanError, Step
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.learn.trainer import learn_sequence
+from etcl_deploy.network.distributed import Batch
 from etcl_deploy.network.layers import MaskedLayer
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.norms import TaskNorm
@@ -138,10 +139,10 @@ def test_norms_without_statistics_keep_only_gamma_and_beta(op: str) -> None:
 
 def test_a_bias_starts_at_zero_and_is_masked_like_a_weight() -> None:
     """Its scores are drawn for its own size."""
-    layer = MaskedLayer(Step("b", "bias", (INPUT,), {"features": 100}), 0.3, torch.Generator().manual_seed(0))
+    layer = MaskedLayer(Step("b", "bias", (INPUT,), {"features": 100}), torch.Generator().manual_seed(0))
     assert not layer.weight.any()
     assert 0.09 < float(layer.scores.detach().abs().max()) <= 0.1
-    layer.begin()
+    layer.begin(0.3)
     assert int(layer.freeze().sum()) == 30
 
 
@@ -158,32 +159,36 @@ def dropping(percent: int = 40) -> MaskedNetwork:
 
 
 def test_dropout_drops_its_share_while_learning_and_only_then() -> None:
-    """From the network's own generator: same seed, same elements; what is kept is scaled up."""
-    network, x = dropping(), noise(50, 1000).abs() + 1
-    step = network.plan.steps[1]
-    network.train().randomness.manual_seed(7)
-    state = torch.get_rng_state()
-    one = network._apply_step(step, x)
-    network.randomness.manual_seed(7)
-    assert torch.equal(network._apply_step(step, x), one)
-    assert not torch.equal(network._apply_step(step, x), one)
+    """From the batch's generator: same seed, same elements; what is kept is scaled up."""
+    steps = (Step("flat", "flatten", (INPUT,), {}), Step("drop", "dropout", ("flat",), {"percent": 40}))
+    network = MaskedNetwork(
+        Plan((1, 50, 50), steps, head_bias=True), Preprocessing(50, 50, 1), 0.5, torch.Generator().manual_seed(0)
+    )
+    images = torch.full((20, 50, 50, 1), 255, dtype=torch.uint8)
+    labels, generator = torch.zeros(20, dtype=torch.int64), torch.Generator().manual_seed(7)
+    batch, state = Batch(images, labels, 20, generator), torch.get_rng_state()
+    one, other = network.train().features(images, batch), network.features(images, batch)
+    generator.manual_seed(7)
+    assert torch.equal(network.features(images, batch), one) and not torch.equal(other, one)
     assert torch.equal(torch.get_rng_state(), state), "torch's own randomness is left alone"
+    whole = network.eval().features(images, batch)
+    assert bool((whole != 0).all())
     assert float((one == 0).float().mean()) == pytest.approx(0.4, abs=0.01)
-    torch.testing.assert_close(one[one != 0], (x / 0.6)[one != 0])
-    assert torch.equal(network.eval()._apply_step(step, x), x)
+    torch.testing.assert_close(one[one != 0], (whole / 0.6)[one != 0])
 
 
 def test_statistics_are_estimated_with_nothing_dropped() -> None:
-    """What normalization sees in use, where nothing is dropped, decides; another seed changes nothing."""
+    """What normalization sees in use, where nothing is dropped, decides."""
     images = torch.randint(0, 256, (40, 32, 32, 1), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    found = []
-    for seed in (1, 2):
-        network = dropping()
-        network.begin("t", ("a", "b"), torch.Generator().manual_seed(0))
-        network.randomness.manual_seed(seed)
-        found.append(network.train().finish([images]).norms["norm"])
-        assert not network.training
-    assert torch.equal(found[0].mean, found[1].mean) and torch.equal(found[0].var, found[1].var)
+    network = dropping()
+    plan = network.plan.without({"drop", "last"})
+    plain = MaskedNetwork(plan, network.preprocessing, 0.5, torch.Generator().manual_seed(0))
+    norms = []
+    for each in (network, plain):
+        each.begin("t", ("a", "b"), torch.Generator().manual_seed(0))
+        norms.append(each.train().finish([images]).norms["norm"])
+        assert not each.training
+    assert torch.equal(norms[0].mean, norms[1].mean) and torch.equal(norms[0].var, norms[1].var)
 
 
 def test_leaving_steps_out_repoints_their_readers() -> None:

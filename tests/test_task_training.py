@@ -14,6 +14,7 @@ from etcl_deploy.config import Learning, Similarity
 from etcl_deploy.core.task import Task
 from etcl_deploy.errors import LearningError
 from etcl_deploy.learn.events import EpochDone, Event, StepDone
+from etcl_deploy.learn.methods import TaskContext
 from etcl_deploy.learn.methods.etcl import Etcl
 from etcl_deploy.learn.task_training import Checkpoint
 from etcl_deploy.learn.trainer import learn_sequence
@@ -87,11 +88,14 @@ def resumed(tasks: list[Task], options: Learning, stop_at: int) -> MaskedNetwork
     return second
 
 
+def context_of(task: Task) -> TaskContext:
+    return TaskContext(task, task.training, task.training, {}, torch.Generator(), lambda event: None)
+
+
 def test_left_on_another_device_it_says_so() -> None:
     """Random numbers and sums differ between kinds of devices: going on would give something nobody asked for."""
     network, (task,) = with_dropout(), make_tasks(1)
-    network.begin(task.name, task.classes, torch.Generator())
-    progress = Etcl(network, BASE).prepare(task)
+    progress = Etcl(network, BASE).begin(context_of(task))
     with pytest.raises(LearningError, match="was left while it was learned on cuda; go on with --device cuda"):
         progress.restore(replace(progress.checkpoint(), device="cuda"))
 
@@ -99,8 +103,7 @@ def test_left_on_another_device_it_says_so() -> None:
 def test_time_spent_before_an_interruption_counts() -> None:
     """What a run says it took includes what it took before it was left."""
     network, (task,) = with_dropout(), make_tasks(1)
-    network.begin(task.name, task.classes, torch.Generator())
-    left = Etcl(network, BASE).prepare(task).checkpoint()
+    left = Etcl(network, BASE).begin(context_of(task)).checkpoint()
     assert (left.numbers["seconds"] or 0) > 0
     later = replace(left, numbers={**left.numbers, "seconds": 1000.0})
     run = learn_sequence(with_dropout(), [task], BASE, checkpoint=later)

@@ -14,10 +14,13 @@ from torch.nn import functional as F
 from etcl_deploy.config import Learning, Similarity, Transfer
 from etcl_deploy.core.task import Items, Task
 from etcl_deploy.learn.events import Event, TaskDone
+from etcl_deploy.learn.methods import TaskContext
+from etcl_deploy.learn.methods.etcl import Etcl
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.signature import TaskSignature
 from etcl_deploy.learn.trainer import accuracy, learn_sequence, predict
 from etcl_deploy.learn.transfer import align, guide, improve_heads
+from etcl_deploy.network.distributed import Batch
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.masks import keep_top
 from etcl_deploy.network.state import TaskState
@@ -163,9 +166,9 @@ def test_learning_after_a_warm_start_leaves_its_model_alone() -> None:
 def score_gradient(network: MaskedNetwork, state: TaskState | None, images: Tensor, labels: Tensor) -> Tensor:
     """The gradient of the first layer's scores, by autograd, through the task's own mask or through another's."""
     layer = network.masked_layers["fc1"]
-    mask = keep_top(layer.scores, layer.density) if state is None else state.masks["fc1"]
+    mask = keep_top(layer.scores, network.density) if state is None else state.masks["fc1"]
     other = network.masked_layers["fc2"]
-    second = keep_top(other.scores, other.density) if state is None else state.masks["fc2"]
+    second = keep_top(other.scores, network.density) if state is None else state.masks["fc2"]
     chosen = mask.float().requires_grad_()
     hidden = F.relu(F.linear(network.preprocessing.normalize(images).flatten(1), layer.weight.detach() * chosen))
     features = F.relu(F.linear(hidden, other.weight.detach() * second))
@@ -178,18 +181,25 @@ def test_alignment_follows_its_equations() -> None:
     network, tasks = small("fcn3"), make_tasks(2)
     learn_sequence(network, tasks[:1], ALL_SIMILAR)
     state = network.finished["t0"]
-    network.begin("t1", state.classes, torch.Generator().manual_seed(5), fresh_scores=True)
+    progress = Etcl(network, replace(ALL_SIMILAR, batch_size=20, scores="fresh")).begin(
+        TaskContext(
+            tasks[1], tasks[1].training, tasks[1].training, {}, torch.Generator().manual_seed(5), lambda e: None
+        )
+    )
     images, labels = tasks[1].train_x, tasks[1].train_y
     own, theirs = (score_gradient(network, s, images, labels) for s in (None, state))
     assert not torch.allclose(own, theirs)
     scores = network.masked_layers["fc1"].scores
-    align(network, Items(images, labels), 20, state)
+    align(progress, Items(images, labels), state)
     assert scores.grad is not None
     torch.testing.assert_close(scores.grad, own + theirs, rtol=1e-4, atol=1e-6)
-    network.backward(F.cross_entropy(network(images), labels))
+    progress.forget_gradients()
+    F.cross_entropy(network(images), labels).backward()
+    for work in network.work.values():
+        work.spread_gradient()
     weights = [layer.weight for layer in network.masked_layers.values()]
     before = [weight.grad.clone() for weight in weights if weight.grad is not None]
-    guide(network, images, labels, [state, state])
+    guide(network, Batch(images, labels, len(labels), torch.Generator()), [state, state])
     torch.testing.assert_close(scores.grad, own + 2 * 0.1 * theirs.clamp_max(0), rtol=1e-4, atol=1e-6)
     assert len(before) == len(weights), "weights have gradients, which another mask leaves alone"
     assert all(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from torch import Tensor
 from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Items
 from etcl_deploy.errors import LearningError
+from etcl_deploy.network.distributed import ALONE, Batch, Distributed
 from etcl_deploy.network.masked_network import MaskedNetwork
 
 
@@ -60,6 +61,7 @@ class TaskTraining:
         parameters: Sequence[Sequence[Tensor]],
         extra: Mapping[str, Tensor] = MappingProxyType({}),
         shares: Shares = FULL,
+        group: Distributed = ALONE,
     ) -> None:
         """`parameters` are learned besides head and norms, group by group; `extra` too, outside the network."""
         self.network = network
@@ -75,16 +77,15 @@ class TaskTraining:
         self.waited = 0  # epochs since
         self.best_tensors: dict[str, Tensor] = {}
         self.began = time.monotonic()
-        self.generator = seeded(options.seed, position, 0)
-        network.randomness = torch.Generator(network.device).manual_seed(self.generator.initial_seed())
+        self.group = group
+        self._seed(0)
         self._left_off: tuple[Tensor, ...] = ()  # states of the random numbers to go on with
 
     def start_epoch(self, training: Items) -> list[Tensor]:
         """The batches of the epoch; learning rate, order and random numbers all follow from its number alone."""
         for group in self.optimizer.param_groups:
             group["lr"] = group["rate"] * _rate(self.options, self.epoch)
-        self.generator = seeded(self.options.seed, self.position, 1 + self.epoch)
-        self.network.randomness = torch.Generator(self.network.device).manual_seed(self.generator.initial_seed())
+        self._seed(1 + self.epoch)
         batches = training.batches(self.options.batch_size, self.generator)
         if self._left_off:  # in the middle of this epoch
             for generator, state in zip(self._generators(), self._left_off, strict=True):
@@ -94,23 +95,23 @@ class TaskTraining:
             self.loss.zero_()
         return batches
 
-    def descend(self, loss: Tensor, add_gradients: Callable[[], None] = lambda: None) -> Tensor:
-        """One step of the optimizer down `loss`; `add_gradients` may change the gradients before it is taken.
+    def read(self, items: Items, batches: Sequence[Tensor]) -> Iterator[Batch]:
+        """Batches of indices as what is to be learned from: this process's part of each."""
+        parts = [batch[self.group.span(len(batch))] for batch in batches]
+        for batch, (images, labels) in zip(batches, items.read(parts, self.network.device), strict=True):
+            yield Batch(images, labels, len(batch), self.dropout, self.group)
 
-        Several processes each have a part of the loss. They step along the sum of their gradients, and get its sum.
-        """
+    def forget_gradients(self) -> None:
+        """Leave nothing of the step before."""
         self.optimizer.zero_grad()
-        self.network.backward(loss)
-        total = loss.detach().clone()
-        self.network.distributed.add_up([total, *(p.grad for p in self._parameters() if p.grad is not None)])
-        add_gradients()
-        if self.options.weight_decay:
-            for work in self.network.work.values():
-                work.decay(self.options.weight_decay)
-        self.step_along_gradients()
-        return total
+        for work in self.network.work.values():
+            work.forget_gradients()
 
-    def step_along_gradients(self) -> None:
+    def gradients(self) -> list[Tensor]:
+        """The gradients of all that the optimizer moves."""
+        return [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+
+    def follow_gradients(self) -> None:
         """Let the optimizer move everything that has a gradient."""
         self.optimizer.step()
         for work in self.network.work.values():
@@ -184,8 +185,12 @@ class TaskTraining:
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
+    def _seed(self, use: int) -> None:
+        self.generator = seeded(self.options.seed, self.position, use)
+        self.dropout = torch.Generator(self.network.device).manual_seed(self.generator.initial_seed())
+
     def _generators(self) -> tuple[torch.Generator, ...]:
-        return self.generator, self.network.randomness
+        return self.generator, self.dropout
 
 
 def seeded(seed: int, position: int, use: int) -> torch.Generator:

@@ -21,6 +21,8 @@ from etcl_deploy.core.task import Items, percent_right
 from etcl_deploy.learn.projection import outside
 from etcl_deploy.learn.signature import HeadInputs, Seen, TaskSignature, seen_by_head
 from etcl_deploy.learn.task_record import HeadChange, TaskRecord
+from etcl_deploy.learn.task_training import TaskTraining
+from etcl_deploy.network.distributed import Batch
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.state import Head, TaskState
 
@@ -30,39 +32,42 @@ DRAWS = 20  # a class, to hold an old head against its own answers
 SHARES = (1.0, 0.5, 0.25, 0.125)  # of an update that are tried, until one does no harm
 
 
-def align(network: MaskedNetwork, items: Items, size: int, state: TaskState) -> None:
+def align(progress: TaskTraining, items: Items, state: TaskState) -> None:
     """Set the gradients of the scores to the sum of those through the task's own mask and through `state`'s.
 
-    Both are means over all items, looked at in batches of `size`.
+    Both are means over all items. Nothing else gets a gradient.
     """
+    network = progress.network
+    progress.forget_gradients()
     scores = [layer.scores for layer in network.masked_layers.values()]
     total = [torch.zeros_like(score) for score in scores]
-    batches = items.batches(size)
-    shares = [batch[network.distributed.span(len(batch))] for batch in batches]
-    for batch, (images, labels) in zip(batches, items.read(shares, network.device), strict=True):
-        with network.sharing(len(batch)):
-            own = _score_gradients(network, images, labels)
-            with network.borrowing(state):
-                theirs = _score_gradients(network, images, labels)
+    for batch in progress.read(items, items.batches(progress.options.batch_size)):
+        own = _score_gradients(network, batch)
+        with network.borrowing(state):
+            theirs = _score_gradients(network, batch)
         for gradient, mine, other in zip(total, own, theirs, strict=True):
-            gradient += (mine + other) * len(batch)
+            gradient += (mine + other) * batch.count
     for score, gradient in zip(scores, total, strict=True):
         score.grad = gradient / len(items)
 
 
-def guide(network: MaskedNetwork, images: Tensor, labels: Tensor, states: Sequence[TaskState]) -> None:
+def guide(network: MaskedNetwork, batch: Batch, states: Sequence[TaskState]) -> None:
     """Add a tenth of the negative score gradients through every similar task's mask to those of the step at hand."""
     scores = [layer.scores for layer in network.masked_layers.values()]
     for state in states:
         with network.borrowing(state):
-            gradients = _score_gradients(network, images, labels)
+            gradients = _score_gradients(network, batch)
         for score, gradient in zip(scores, gradients, strict=True):
             assert score.grad is not None
             score.grad.add_(gradient.clamp_max(0), alpha=SHARE)
 
 
-def _score_gradients(network: MaskedNetwork, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-    return network.score_gradients(network.mean_loss(network(images), labels))
+def _score_gradients(network: MaskedNetwork, batch: Batch) -> list[Tensor]:
+    """The gradients of all scores, apart from those a step is taken by, summed over the processes."""
+    loss = batch.mean_loss(network(batch.images, batch))
+    gradients = torch.autograd.grad(loss, [work.used for work in network.work.values()])
+    batch.group.add_up(gradients)
+    return [work.to_scores(gradient) for work, gradient in zip(network.work.values(), gradients, strict=True)]
 
 
 def pull_target(states: Sequence[TaskState]) -> Tensor | None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
 from etcl_deploy.errors import RunError
 
@@ -78,6 +79,26 @@ class Distributed:
 
 
 ALONE = Distributed()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Items to take a step with: this process's part of a batch, and what all processes must agree on."""
+
+    images: Tensor
+    labels: Tensor
+    count: int  # items of the whole batch, over all processes
+    generator: torch.Generator  # for dropout; every process draws for the whole batch
+    group: Distributed = ALONE
+
+    @property
+    def span(self) -> slice:
+        """Which of the whole batch's items are here."""
+        return self.group.span(self.count)
+
+    def mean_loss(self, logits: Tensor) -> Tensor:
+        """This process's part of the mean cross entropy of the whole batch; over all processes they add up to it."""
+        return F.cross_entropy(logits, self.labels, reduction="sum") / self.count
 
 
 @contextmanager

@@ -24,11 +24,10 @@ class MaskedLayer(nn.Module):
     scores: nn.Parameter
     claimed: Tensor
 
-    def __init__(self, step: Step, density: float, generator: torch.Generator) -> None:
+    def __init__(self, step: Step, generator: torch.Generator) -> None:
         super().__init__()
         assert step.weight_shape is not None
         self.step = step
-        self.density = density
         self.mask: Tensor | None = None
         self.private_weight: Tensor | None = None  # the weight of a task that does not use the shared one
         self.work: MaskTraining | None = None
@@ -50,11 +49,10 @@ class MaskedLayer(nn.Module):
         with torch.no_grad():
             self.scores.copy_(reselect(self.scores, mask))
 
-    def begin(self) -> MaskTraining:
-        """Learn a task from here on: the mask follows the scores."""
+    def begin(self, density: float) -> None:
+        """Learn a task from here on: the mask is the share `density` of the largest scores, and follows them."""
         self.mask = self.private_weight = None
-        self.work = MaskTraining(self.weight, self.scores, self.claimed, self.density)
-        return self.work
+        self.work = MaskTraining(self.weight, self.scores, self.claimed, density)
 
     def end(self) -> None:
         """Learn no further; every claimed weight is as it was at `begin`."""
@@ -64,8 +62,10 @@ class MaskedLayer(nn.Module):
 
     def freeze(self, mask: Tensor | None = None) -> Tensor:
         """End the task that was learned, fix its mask (None: that of its scores), use it from now on, and give it."""
+        assert self.work is not None
+        density = self.work.density
         self.end()
-        self.mask = keep_top(self.scores, self.density) if mask is None else mask
+        self.mask = keep_top(self.scores, density) if mask is None else mask
         return self.mask
 
     def claim(self, mask: Tensor) -> None:

@@ -30,6 +30,7 @@ class MaskTraining:
         self._claimed = claimed
         self._frozen = weight.detach().clone()
         self._free = (~claimed).float() if bool(claimed.any()) else None  # None: every weight may change
+        self.density = density
         self._mask = TopKMask(density)
 
     def masked_weight(self) -> Tensor:

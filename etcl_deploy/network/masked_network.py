@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import torch
@@ -17,7 +18,7 @@ from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.core.task import Images, parts
 from etcl_deploy.errors import NetworkError, UnknownTaskError
 from etcl_deploy.network import masks
-from etcl_deploy.network.distributed import ALONE
+from etcl_deploy.network.distributed import Batch
 from etcl_deploy.network.layers import MaskedLayer
 from etcl_deploy.network.mask_training import MaskTraining
 from etcl_deploy.network.norms import MOMENTUM, TaskNorm, measuring
@@ -50,12 +51,9 @@ class MaskedNetwork(nn.Module):
         self.preprocessing = preprocessing
         self.density = density
         self.finished: dict[str, TaskState] = {}
-        self.masked = nn.ModuleDict({step.name: MaskedLayer(step, density, generator) for step in plan.masked})
+        self.masked = nn.ModuleDict({step.name: MaskedLayer(step, generator) for step in plan.masked})
         self.norms = nn.ModuleDict({step.name: TaskNorm(step) for step in plan.norms})
         self.head = nn.ParameterDict()
-        self.randomness = torch.Generator().manual_seed(0)  # what dropout draws from
-        self.distributed = ALONE  # the processes that learn together
-        self._batch: int | None = None  # items of the batch they share at the moment
         self.gates: Mapping[str, Tensor] = {}  # what the channels of a step's result are multiplied by, by step name
         self._learning: tuple[str, tuple[str, ...]] | None = None
 
@@ -85,12 +83,14 @@ class MaskedNetwork(nn.Module):
         classes: tuple[str, ...],
         generator: torch.Generator,
         *,
+        density: float | None = None,
         fresh_scores: bool = False,
         start: TaskState | None = None,
     ) -> None:
         """Begin a task: masks follow the scores, normalization and head are new, claimed weights are frozen.
 
-        With `start` it begins as that finished task: its mask, its normalization and, for equal classes, its head.
+        `density` is the share of each layer's weights it uses, if not the network's own. With `start` it begins as that
+        finished task: its mask, its normalization and, for equal classes, its head.
         """
         if name in self.finished:
             raise ValueError(f"task {name!r} is already learned")
@@ -100,7 +100,7 @@ class MaskedNetwork(nn.Module):
                 layer.draw_scores(generator)
             if start:
                 layer.select_mask(start.masks[step])
-            layer.begin()
+            layer.begin(self.density if density is None else density)
         for step, norm in self.norm_layers.items():
             norm.bind(start.norms[step] if start else None, trainable=True)
         head = self._fresh_head(len(classes), generator)
@@ -131,24 +131,6 @@ class MaskedNetwork(nn.Module):
                 work.borrowed = None
             for norm in self.norm_layers.values():
                 norm.momentum = MOMENTUM
-
-    @contextmanager
-    def sharing(self, count: int) -> Iterator[None]:
-        """Look at a batch of `count` items together with the other processes, each at its own part."""
-        self._batch = count
-        for norm in self.norm_layers.values():
-            norm.distributed, norm.count = self.distributed, count
-        try:
-            yield
-        finally:
-            self._batch = None
-            for norm in self.norm_layers.values():
-                norm.distributed = ALONE
-
-    def mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """This process's part of the mean cross entropy of the batch: over all of them, the parts add up to it."""
-        total = F.cross_entropy(logits, labels, reduction="sum")
-        return total / (len(labels) if self._batch is None else self._batch)
 
     def finish(
         self, batches: Iterable[Tensor], masks: Masks | None = None, claims: Masks | None = None, *, alone: bool = False
@@ -181,17 +163,25 @@ class MaskedNetwork(nn.Module):
 
     def select(self, name: str) -> None:
         """Bind mask, normalization and head of a finished task together, ready to predict."""
-        state = self.finished.get(name)
-        if state is None:
-            raise UnknownTaskError(name, self.finished, "this run")
+        state = self._finished(name)
         self._abandon()
+        self._bind(state)
+        self.eval()
+
+    def _finished(self, name: str) -> TaskState:
+        if name not in self.finished:
+            raise UnknownTaskError(name, self.finished, "this run")
+        return self.finished[name]
+
+    def _bind(self, state: TaskState) -> None:
+        """Mask, normalization and head together: never one without the others."""
         for step, layer in self.masked_layers.items():
             layer.mask = state.masks[step]
             layer.private_weight = state.weights[step] if state.weights else None
         for step, norm in self.norm_layers.items():
             norm.bind(state.norms[step])
         self._bind_head(state.head, trainable=False)
-        self.eval()
+        self.gates = {}
 
     def restore(self, state: TaskState) -> None:
         """Take in a task that was finished in an earlier process."""
@@ -205,39 +195,46 @@ class MaskedNetwork(nn.Module):
         """The share of backbone weights some task owns."""
         return masks.density(layer.claimed for layer in self.masked_layers.values())
 
-    def features(self, images: Tensor) -> Tensor:
-        """What the head sees: `[batch, features]`."""
-        return self.plan.run(self.preprocessing.normalize(images), self._apply_step)
+    @contextmanager
+    def viewing(self, name: str | None = None) -> Iterator[None]:
+        """Look at images as a finished task does (None: the task at hand), in evaluation mode; then go on as before.
+
+        A task that is being learned is not left: its masks, normalization and head are back afterwards.
+        """
+        training, layers, norms = self.training, self.masked_layers.values(), self.norm_layers.values()
+        masks = [(layer.mask, layer.private_weight) for layer in layers]
+        bound = [(norm.gamma, norm.beta, norm.mean, norm.var) for norm in norms]
+        head, gates = self.head, self.gates
+        try:
+            if name is not None:
+                self._bind(self._finished(name))
+            self.eval()
+            yield
+        finally:
+            for layer, (mask, weight) in zip(layers, masks, strict=True):
+                layer.mask, layer.private_weight = mask, weight
+            for norm, (gamma, beta, mean, var) in zip(norms, bound, strict=True):
+                norm.gamma, norm.beta, norm.mean, norm.var = gamma, beta, mean, var
+            self.head, self.gates = head, gates
+            self.train(training)
+
+    def features(self, images: Tensor, batch: Batch | None = None) -> Tensor:
+        """What the head sees: `[batch, features]`; `batch` is what `images` are of, where a step is taken with it."""
+        return self.plan.run(self.preprocessing.normalize(images), partial(self._apply_step, batch))
 
     @torch.no_grad()
     def embed(self, images: Images, name: str | None = None) -> Tensor:
-        """Features of any number of images under a finished task, or with None under the one being learned."""
-        if name is not None:
-            self.select(name)
-        self.eval()
-        return torch.cat([self.features(part.to(self.device)) for part in parts(images, EVALUATION_BATCH)])
+        """Features of any number of images under a finished task, or with None under the task at hand."""
+        with self.viewing(name):
+            return torch.cat([self.features(part.to(self.device)) for part in parts(images, EVALUATION_BATCH)])
 
     def answer(self, features: Tensor) -> Tensor:
         """What the head makes of features: logits `[batch, classes]`."""
         return F.linear(features, self.head["weight"], self.head["bias"] if self.plan.head_bias else None)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of the selected task, `[batch, classes]`."""
-        return self.answer(self.features(images))
-
-    def backward(self, loss: Tensor) -> None:
-        """Set the gradients of everything that is being learned to those of `loss`."""
-        for work in self.work.values():
-            work.forget_gradients()
-        loss.backward()  # type: ignore[no-untyped-call]
-        for work in self.work.values():
-            work.spread_gradient()
-
-    def score_gradients(self, loss: Tensor) -> list[Tensor]:
-        """The gradients of all scores, apart from those a step is taken by, summed over the processes."""
-        gradients = torch.autograd.grad(loss, [work.used for work in self.work.values()])
-        self.distributed.add_up(gradients)
-        return [work.to_scores(gradient) for work, gradient in zip(self.work.values(), gradients, strict=True)]
+    def forward(self, images: Tensor, batch: Batch | None = None) -> Tensor:
+        """Logits of the task at hand, `[batch, classes]`."""
+        return self.answer(self.features(images, batch))
 
     def _abandon(self) -> None:
         """Leave a task that was begun and not finished: nothing of it may touch the finished ones."""
@@ -248,22 +245,13 @@ class MaskedNetwork(nn.Module):
             self.gates = {}
             self._learning = None
 
-    def _apply_step(self, step: Step, x: Tensor) -> Tensor:
+    def _apply_step(self, batch: Batch | None, step: Step, x: Tensor) -> Tensor:
         if step.op == "dropout":
-            return self._drop(x, step.settings["percent"]) if self.training else x
-        result: Tensor = (self.norms if step.name in self.norms else self.masked)[step.name](x)
+            return _drop(x, step.settings["percent"], batch) if self.training else x
+        result: Tensor = self.norms[step.name](x, batch) if step.name in self.norms else self.masked[step.name](x)
         if step.name in self.gates:
             return result * along_channels(self.gates[step.name], result)
         return result
-
-    def _drop(self, x: Tensor, percent: int) -> Tensor:
-        """`x` with about `percent` of its elements set to zero, and the rest scaled up in return."""
-        if self.randomness.device.type != x.device.type:  # the network was moved: the same seed, where it is now
-            self.randomness = torch.Generator(x.device).manual_seed(self.randomness.initial_seed())
-        count = len(x) if self._batch is None else self._batch
-        drawn = torch.rand((count, *x.shape[1:]), generator=self.randomness, device=x.device)
-        kept = (drawn if self._batch is None else drawn[self.distributed.span(count)]) >= percent / 100
-        return torch.where(kept, x / (1 - percent / 100), 0)
 
     def _fresh_head(self, classes: int, generator: torch.Generator) -> Head:
         bound = self.plan.features**-0.5
@@ -279,8 +267,19 @@ class MaskedNetwork(nn.Module):
     def estimate_norms(self, batches: Iterable[Tensor]) -> None:
         """Set every batch norm's mean and variance to those over all items, under the final mask, nothing dropped."""
         norms = [norm for norm in self.norm_layers.values() if norm.step.op == "norm"]
+        training = self.training
         self.eval()
         self.norms.train()
         with measuring(norms):
             for images in batches if norms else ():
                 self.features(images.to(self.device))
+        self.train(training)
+
+
+def _drop(x: Tensor, percent: int, batch: Batch | None) -> Tensor:
+    """`x` with about `percent` of its elements set to zero, and the rest scaled up in return."""
+    if batch is None:
+        drawn = torch.rand(x.shape, device=x.device)
+    else:
+        drawn = torch.rand((batch.count, *x.shape[1:]), generator=batch.generator, device=x.device)[batch.span]
+    return torch.where(drawn >= percent / 100, x / (1 - percent / 100), 0)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from etcl_deploy.core.operations import along_channels, normalize
 from etcl_deploy.core.plan import Step
-from etcl_deploy.network.distributed import ALONE, summed
+from etcl_deploy.network.distributed import Batch, summed
 
 MOMENTUM = 0.1  # of the running statistics, at every step
 
@@ -53,8 +53,6 @@ class TaskNorm(nn.Module):
         features = step.settings["features"]
         kept = features if step.op == "norm" else 0
         self.momentum = MOMENTUM
-        self.distributed = ALONE  # who else looks at parts of the same batch
-        self.count = 0  # items of the whole batch, where others do
         self.gamma = nn.Parameter(torch.ones(features))
         self.beta = nn.Parameter(torch.zeros(features))
         self.register_buffer("mean", torch.zeros(kept))
@@ -78,24 +76,24 @@ class TaskNorm(nn.Module):
         """A copy of what is bound now."""
         return Norm(*(t.detach().clone() for t in (self.gamma, self.beta, self.mean, self.var)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`x`, normalized."""
+    def forward(self, x: Tensor, batch: Batch | None = None) -> Tensor:
+        """`x`, normalized; in training, with the statistics of the whole `batch` that `x` is a part of."""
         op, settings = self.step.op, self.step.settings
         if op != "norm":
             return normalize(op, settings, x, self.gamma, self.beta)
         # In training the batch's own statistics are used and a running mean of them is kept, to look at validation
         # items by; `MaskedNetwork.finish` replaces it by the statistics of all the items.
-        if self.training and self.distributed.size > 1:
-            return self._over_all(x)
+        if self.training and batch and batch.group.size > 1:
+            return self._over_all(x, batch)
         state = (self.mean, self.var, self.gamma, self.beta)
         return F.batch_norm(x, *state, self.training, self.momentum, settings["eps"])
 
-    def _over_all(self, x: Tensor) -> Tensor:
+    def _over_all(self, x: Tensor, batch: Batch) -> Tensor:
         """What `F.batch_norm` gives in training, with the statistics of the parts of all processes together."""
-        axes, count = [0, *range(2, x.ndim)], self.count * prod(x.shape[2:])
-        mean = summed(x.float().sum(axes), self.distributed) / count
+        axes, count = [0, *range(2, x.ndim)], batch.count * prod(x.shape[2:])
+        mean = summed(x.float().sum(axes), batch.group) / count
         centred = x.float() - along_channels(mean, x)
-        var = summed(centred.square().sum(axes), self.distributed) / count
+        var = summed(centred.square().sum(axes), batch.group) / count
         with torch.no_grad():
             self.mean.lerp_(mean, self.momentum)
             self.var.lerp_(var * count / max(1, count - 1), self.momentum)

@@ -16,10 +16,11 @@ from etcl_deploy.config import Config
 from etcl_deploy.core.atomic import locked
 from etcl_deploy.core.task import Task
 from etcl_deploy.errors import RunError
+from etcl_deploy.learn.checks import check_tasks
 from etcl_deploy.learn.events import Event, Report, Resumed, SettingsChanged, StepDone, TaskDone
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task_training import Checkpoint
-from etcl_deploy.learn.trainer import check_tasks, learn_sequence
+from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.network.distributed import ALONE, Distributed
 from etcl_deploy.runs import store as directories
 from etcl_deploy.runs.build import build_network, choose_device
@@ -155,7 +156,6 @@ def _go_on(
 ) -> Run:
     """Learn the tasks that are waiting, the first of them from `checkpoint` on."""
     run, config, waiting = stored.run, stored.config, stored.waiting
-    run.network.distributed = distributed
     write = _writer(stored, directory, new_checkpoint=checkpoint is None) if distributed.first else _nothing
     with _polite_stop(note) as stop_wanted:
 
@@ -176,6 +176,7 @@ def _go_on(
             before=run,
             earlier=[task for task in tasks if task.name in run.tasks],
             checkpoint=checkpoint,
+            distributed=distributed,
         )
 
 

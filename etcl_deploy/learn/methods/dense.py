@@ -54,12 +54,12 @@ class Ewc(Method):
             (self.memory[f"{step}/importance"] * (work.used - self.memory[f"{step}/centre"]).square()).sum()
             for step, work in self.network.work.items()
         ]
-        return self.options.baselines.ewc_strength / 2 * torch.stack(parts).sum()
+        return self.options.others.ewc_strength / 2 * torch.stack(parts).sum()
 
     def finish(self, context: TaskContext) -> TaskRecord:
         """Add what matters to this task to what is remembered."""
         self.freeze(context.training, claims={})
-        chosen = torch.randperm(len(context.training), generator=context.generator)[: self.options.baselines.ewc_items]
+        chosen = torch.randperm(len(context.training), generator=context.generator)[: self.options.others.ewc_items]
         memory: dict[str, Tensor] = {}
         for step, importance in self._importance(context.training[chosen]).items():
             weight = self.network.masked_layers[step].weight.detach()

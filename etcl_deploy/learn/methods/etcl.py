@@ -21,6 +21,7 @@ from etcl_deploy.learn.similarity import Comparison
 from etcl_deploy.learn.task_record import HeadChange, TaskRecord, most_similar_first
 from etcl_deploy.learn.task_training import FULL, Shares, TaskTraining
 from etcl_deploy.learn.transfer import align, guide, improve_heads, pull, pull_target
+from etcl_deploy.network.distributed import Batch
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.state import TaskState
 
@@ -58,18 +59,18 @@ class Etcl(Method):
             context.task.name,
             context.task.classes,
             context.generator,
+            density=self.density,
             fresh_scores=self.options.scores == "fresh",
             start=warm,
         )
-        return self.prepare(context.task, self._shares(warm, context.task))
+        return self.prepare(context, self._shares(warm, context.task))
 
     def first_step(self, progress: TaskTraining, training: Items) -> None:
         """Forward transfer as in the paper: one step along the score gradients through both masks."""
         model = self._model()
         if model and self.options.transfer.alignment == "once":
-            progress.optimizer.zero_grad()
-            align(self.network, training, self.options.batch_size, model)
-            progress.step_along_gradients()
+            align(progress, training, model)
+            progress.follow_gradients()
 
     def penalty(self) -> Tensor | None:
         """The head is drawn to those of similar tasks (Eq. Lsim)."""
@@ -77,10 +78,10 @@ class Etcl(Method):
             return None
         return self.options.transfer.pull * pull(self._target, self.network.head["weight"])
 
-    def add_gradients(self, images: Tensor, labels: Tensor) -> None:
+    def add_gradients(self, batch: Batch) -> None:
         """Forward transfer as in the authors' code."""
         if self.options.transfer.alignment == "every_step":
-            guide(self.network, images, labels, self._similar)
+            guide(self.network, batch, self._similar)
 
     def finish(self, context: TaskContext) -> TaskRecord:
         """Fix the mask, claim its weights, improve the heads of similar tasks, take the task's signature."""

@@ -23,8 +23,10 @@ class _Frozen(Method):
 
     def begin(self, context: TaskContext) -> TaskTraining:
         """Every task starts with scores of its own."""
-        self.network.begin(context.task.name, context.task.classes, context.generator, fresh_scores=True)
-        return self.prepare(context.task)
+        self.network.begin(
+            context.task.name, context.task.classes, context.generator, density=self.density, fresh_scores=True
+        )
+        return self.prepare(context)
 
 
 class Supsup(_Frozen):
@@ -35,7 +37,7 @@ class Supsup(_Frozen):
         """The first task finds weights of one magnitude, that keeps the scale of what passes through its mask."""
         for layer in self.network.masked_layers.values() if not context.past else ():
             if layer.step.op != "bias":
-                layer.weight.copy_(layer.weight.sign() * (2 / layer.density / layer.weight[0].numel()) ** 0.5)
+                layer.weight.copy_(layer.weight.sign() * (2 / self.density / layer.weight[0].numel()) ** 0.5)
         return super().begin(context)
 
 
@@ -45,7 +47,6 @@ class Piggyback(_Frozen):
     def begin(self, context: TaskContext) -> TaskTraining:
         """The first task learns the weights, all of them, unless they come from a file; the others a mask."""
         founding = not context.past and not self.options.weights
-        self.learns_weights, self.learns_scores = founding, not founding
-        for layer in self.network.masked_layers.values():
-            layer.density = 1.0 if founding else self.network.density
+        self.dense = self.learns_weights = founding
+        self.learns_scores = not founding
         return super().begin(context)

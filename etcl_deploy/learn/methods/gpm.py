@@ -48,9 +48,9 @@ class Gpm(Method):
     def finish(self, context: TaskContext) -> TaskRecord:
         """Add the inputs of every layer to its space."""
         self.freeze(context.training, claims={})
-        chosen = torch.randperm(len(context.training), generator=context.generator)[: self.options.baselines.gpm_items]
+        chosen = torch.randperm(len(context.training), generator=context.generator)[: self.options.others.gpm_items]
         inputs = self._inputs(load(context.training.images, chosen), context.generator)
-        energy = self.options.baselines.gpm_energy
+        energy = self.options.others.gpm_energy
         self.memory = {step: extended(self.memory.get(step), seen, energy) for step, seen in inputs.items()}
         return TaskRecord(self.network.finished[context.task.name].head)
 

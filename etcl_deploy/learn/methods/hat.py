@@ -17,6 +17,7 @@ from etcl_deploy.core.plan import INPUT, Plan, Step
 from etcl_deploy.learn.methods.method import Method, TaskContext
 from etcl_deploy.learn.task_record import TaskRecord
 from etcl_deploy.learn.task_training import Shares, TaskTraining
+from etcl_deploy.network.distributed import Batch
 from etcl_deploy.network.masked_network import MaskedNetwork
 
 LIMIT = 6.0  # of an embedding: beyond it the gate has no gradient to speak of
@@ -48,13 +49,13 @@ class Hat(Method):
             step: torch.randn(size, generator=context.generator).to(device).requires_grad_()
             for step, size in sizes.items()
         }
-        self.network.begin(context.task.name, context.task.classes, context.generator)
+        self.network.begin(context.task.name, context.task.classes, context.generator, density=self.density)
         self.before_batch(1.0)
-        return self.prepare(context.task, Shares(extra=self.options.baselines.hat_rate), self._embeddings)
+        return self.prepare(context, Shares(extra=self.options.others.hat_rate), self._embeddings)
 
     def before_batch(self, share: float) -> None:
         """Harden the gates as the epoch goes on."""
-        most = self.options.baselines.hat_steepness
+        most = self.options.others.hat_steepness
         self._steepness = 1 / most + (most - 1 / most) * share
         gates = {step: torch.sigmoid(self._steepness * e) for step, e in self._embeddings.items()}
         self.network.gates = {self._ends[step]: gate for step, gate in gates.items()}
@@ -63,12 +64,12 @@ class Hat(Method):
         """The share of units, of those no earlier task uses, that this one opens."""
         gates = torch.cat([self.network.gates[end] for end in self._ends.values()])
         free = torch.cat([~used for used in self._used.values()]).float()
-        return self.options.baselines.hat_c * (gates * free).sum() / free.sum().clamp_min(1)
+        return self.options.others.hat_thrift * (gates * free).sum() / free.sum().clamp_min(1)
 
     @torch.no_grad()
-    def add_gradients(self, images: Tensor, labels: Tensor) -> None:
+    def add_gradients(self, batch: Batch) -> None:
         """Make up for the flatness of steep gates (Eq. 5 of the paper)."""
-        most, s = self.options.baselines.hat_steepness, self._steepness
+        most, s = self.options.others.hat_steepness, self._steepness
         for e in self._embeddings.values():
             assert e.grad is not None
             steep = (s * e).clamp(-STEEPEST, STEEPEST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from etcl_deploy.core.task import Items, Task
 from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.task_record import TaskRecord
 from etcl_deploy.learn.task_training import FULL, Shares, TaskTraining
+from etcl_deploy.network.distributed import ALONE, Batch, Distributed
 from etcl_deploy.network.masked_network import EVALUATION_BATCH, MaskedNetwork
 from etcl_deploy.network.state import Masks
 
@@ -28,6 +29,7 @@ class TaskContext:
     past: Mapping[str, TaskRecord]  # of earlier tasks, in order
     generator: torch.Generator
     report: Report
+    group: Distributed = ALONE  # the processes that learn it together
 
 
 class Method:
@@ -38,8 +40,8 @@ class Method:
     record of the one, which later tasks find in `past`.
     """
 
-    dense: ClassVar[bool] = True  # a task uses all weights while it is learned, not the share `density` of them
-    forgets: ClassVar[bool] = True  # later tasks may change what a finished one answers, other than by its head
+    dense: bool = True  # a task uses all weights while it is learned, not the share `density` of them
+    forgets: bool = True  # later tasks may change what a finished one answers, other than by its head
     learns_weights: bool = True
     learns_scores: bool = False
     improves_heads: bool = False  # of earlier tasks
@@ -49,37 +51,50 @@ class Method:
         self.options = options
         self.memory: Mapping[str, Tensor] = {}
         self.said: set[str] = set()  # warnings about the whole run that were given
-        for layer in network.masked_layers.values():
-            layer.density = 1.0 if self.dense else network.density
+
+    @property
+    def density(self) -> float:
+        """The share of each layer's weights a task uses while it is learned."""
+        return 1.0 if self.dense else self.network.density
 
     def begin(self, context: TaskContext) -> TaskTraining:
         """Begin a task: nothing is kept of what was learned before but the weights themselves."""
-        self.network.begin(context.task.name, context.task.classes, context.generator)
-        return self.prepare(context.task)
+        self.network.begin(context.task.name, context.task.classes, context.generator, density=self.density)
+        return self.prepare(context)
 
-    def prepare(self, task: Task, shares: Shares = FULL, extra: Mapping[str, Tensor] | None = None) -> TaskTraining:
-        """What the task at hand is learned with, at `shares` of the learning rate."""
+    def prepare(
+        self, context: TaskContext, shares: Shares = FULL, extra: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> TaskTraining:
+        """The optimizer and all else the task at hand is learned with, at `shares` of the learning rate.
+
+        `extra` is learned too, outside the network.
+        """
         layers = self.network.masked_layers.values()
         weights = [layer.weight for layer in layers] if self.learns_weights else []
         scores = [layer.scores for layer in layers] if self.learns_scores else []
         position = len(self.network.finished) + 1
-        return TaskTraining(self.network, task.name, self.options, position, (weights, scores), extra or {}, shares)
+        parameters = (weights, scores)
+        name, group = context.task.name, context.group
+        return TaskTraining(self.network, name, self.options, position, parameters, extra, shares, group)
 
     def first_step(self, progress: TaskTraining, training: Items) -> None:
-        """What is done once, before the first step of a task."""
+        """Called once, before the first step of a task."""
 
     def before_batch(self, share: float) -> None:
-        """What is done before a batch is looked at, `share` of an epoch being over; 1: its last batch, and after it."""
+        """Called before every batch. `share` is how much of the epoch is over: 0 at its first batch, 1 at its last.
+
+        Also called with 1 before anything is measured.
+        """
 
     def penalty(self) -> Tensor | None:
-        """What is added to the loss of a batch."""
+        """A term to add to the loss of a batch."""
         return None
 
-    def add_gradients(self, images: Tensor, labels: Tensor) -> None:
-        """What is done with the gradients of a batch before a step is taken along them."""
+    def add_gradients(self, batch: Batch) -> None:
+        """Change the gradients of a batch before a step is taken along them."""
 
     def after_step(self) -> None:
-        """What is done after every step."""
+        """Called after every step."""
 
     def finish(self, context: TaskContext) -> TaskRecord:
         """Fix the task for ever, and give what is to be known of it."""
