@@ -21,7 +21,7 @@ from etcl_deploy.export.to_mar import archive
 from etcl_deploy.export.to_onnx import export_task
 from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.trainer import predict
-from etcl_deploy.runs.session import hearing, train
+from etcl_deploy.runs.session import Session, hearing, train
 from etcl_deploy.runs.task_loading import find_tasks
 from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.runtime.predictor import Predictor
@@ -76,11 +76,12 @@ def run_demo(workdir: Path, report: Report, stage: Callable[[str], None]) -> Dem
     started = time.monotonic()
     with hearing((signal.SIGTERM, signal.SIGHUP), _interrupt):
         config = load_recipe("digits")
-        tasks = find_tasks(config, None).tasks
-        run = train(config, None, workdir / "run", "auto", report)
+        found = find_tasks(config, None)
+        stored = train(config, workdir / "run", session=Session(report=report), tasks=found)
+        tasks, run = found.tasks, stored.run
         stage("bundling")
         path = workdir / f"{MODEL}.etcl"
-        bundle_run(run, config, path)
+        bundle_run(stored, path)
         bundle = bundles.load_bundle(path)
         network = {t.name: predict(run.network, t.name, t.test_x).argmax(1).tolist() for t in tasks}
         ways = {"Predictor": _ask_predictor(Predictor(bundle), tasks)}

@@ -13,7 +13,8 @@ from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
 from etcl_deploy.config import Config
 from etcl_deploy.core.task import Task
 from etcl_deploy.learn.run import Run
-from etcl_deploy.runs.session import train
+from etcl_deploy.runs.session import Session, train
+from etcl_deploy.runs.store import StoredRun
 from etcl_deploy.runs.task_loading import find_tasks
 from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.settings import load_recipe
@@ -27,11 +28,18 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 class Learned:
     """Five tasks of real digits on a narrow resnet18: fast to learn, with every kind of layer in it."""
 
-    config: Config
+    stored: StoredRun
     tasks: list[Task]
-    run: Run
     directory: Path
     path: Path
+
+    @property
+    def run(self) -> Run:
+        return self.stored.run
+
+    @property
+    def config(self) -> Config:
+        return self.stored.config
 
     @property
     def bundle(self) -> Bundle:
@@ -42,10 +50,10 @@ class Learned:
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
     directory = tmp_path_factory.mktemp("learned")
     config = load_recipe("digits").with_values({"width": 8, "epochs": 2})
-    tasks = find_tasks(config, None).tasks
-    run = train(config, None, directory / "run", "cpu", lambda event: None)
-    bundle_run(run, config, directory / "digits.etcl")
-    return Learned(config, tasks, run, directory / "run", directory / "digits.etcl")
+    found = find_tasks(config, None)
+    stored = train(config, directory / "run", session=Session("cpu"), tasks=found)
+    bundle_run(stored, directory / "digits.etcl")
+    return Learned(stored, found.tasks, directory / "run", directory / "digits.etcl")
 
 
 @pytest.fixture(params=["coded", "packed"])

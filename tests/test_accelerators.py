@@ -15,8 +15,8 @@ from etcl_deploy.errors import ConfigError
 from etcl_deploy.learn.events import Event, TaskDone
 from etcl_deploy.learn.trainer import learn_sequence, predict
 from etcl_deploy.runs.build import choose_device
-from etcl_deploy.runs.session import resume, train
-from etcl_deploy.runs.store import load
+from etcl_deploy.runs.session import Session, resume, train
+from etcl_deploy.runs.store import load_run
 from etcl_deploy.settings import load_recipe
 
 OPTIONS = Learning(epochs=2, batch_size=16, learning_rate=0.01, similarity=Similarity(similar="all"), rotation=5.0)
@@ -45,11 +45,11 @@ def test_a_run_goes_on_where_it_is_loaded(device: str, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, None, tmp_path / "run", device, stop)
-    again, _ = resume(tmp_path / "run", device, lambda event: None)
+        train(config, tmp_path / "run", session=Session(device, report=stop))
+    again = resume(tmp_path / "run", session=Session(device)).run
     assert again.tasks == ("upright-a", "upright-b")
     image = torch.zeros(1, 8, 8, 1, dtype=torch.uint8)
-    here, there = (predict(r.network, "upright-a", image) for r in (again, load(tmp_path / "run").run))
+    here, there = (predict(r.network, "upright-a", image) for r in (again, load_run(tmp_path / "run").run))
     torch.testing.assert_close(here, there, rtol=1e-3, atol=1e-3)
 
 

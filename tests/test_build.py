@@ -19,7 +19,7 @@ from etcl_deploy.errors import ConfigError
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runs import store as directories
 from etcl_deploy.runs.build import build_network
-from etcl_deploy.runs.session import train
+from etcl_deploy.runs.session import Session, train
 from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.settings import load_recipe
 
@@ -90,12 +90,12 @@ def test_a_run_of_the_users_network_needs_no_import_later(project: Path) -> None
     config = load_recipe("digits").with_values(
         {"backbone": "nets_of_mine.vision:small", "width": 4, "epochs": 1, "tasks": 1}
     )
-    trained = train(config, None, project / "run", "cpu", lambda event: None)
+    trained = train(config, project / "run", session=Session("cpu")).run
     (project / "nets_of_mine" / "vision.py").unlink()
-    stored = directories.load(project / "run")
+    stored = directories.load_run(project / "run")
     assert stored.config.network.backbone == "nets_of_mine.vision:small"
     assert stored.run.network.plan == trained.network.plan
-    bundle_run(stored.run, stored.config, project / "x.etcl")
+    bundle_run(stored, project / "x.etcl")
     shutil.rmtree(project / "nets_of_mine")
     (project / "elsewhere").mkdir()
     Image.new("L", (16, 16), 200).save(project / "image.png")

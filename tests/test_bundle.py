@@ -18,8 +18,8 @@ from etcl_deploy.bundle.layout import split
 from etcl_deploy.bundle.sections import as_section, task_entries
 from etcl_deploy.bundle.summary import summarize
 from etcl_deploy.errors import BundleError, UnknownTaskError
-from etcl_deploy.runs.session import train
-from etcl_deploy.runs.store import load
+from etcl_deploy.runs.session import Session, train
+from etcl_deploy.runs.store import load_run
 from etcl_deploy.runs.to_bundle import bundle_run
 
 
@@ -46,8 +46,8 @@ def test_a_bundle_holds_what_was_learned(learned: Learned) -> None:
 
 def test_same_run_same_bytes(learned: Learned, tmp_path: Path) -> None:
     """Bundling again, also from the saved run, gives the same file."""
-    stored = load(learned.directory)
-    bundle_run(stored.run, stored.config, tmp_path / "again.etcl")
+    stored = load_run(learned.directory)
+    bundle_run(stored, tmp_path / "again.etcl")
     assert (tmp_path / "again.etcl").read_bytes() == learned.path.read_bytes()
 
 
@@ -175,7 +175,7 @@ def test_a_set_padding_bit_is_refused(learned: Learned, tmp_path: Path) -> None:
     """Bits beyond the last weight are zero, or the file is not read."""
     path = tmp_path / "fcn.etcl"
     config = learned.config.with_values({"backbone": "fcn3", "width": 3, "epochs": 1, "tasks": 1})
-    bundle_run(train(config, None, tmp_path / "run", "cpu", lambda event: None), config, path, "packed")
+    bundle_run(train(config, tmp_path / "run", session=Session("cpu")), path, "packed")
     load_bundle(path)
     manifest, sections, _ = format.read(path)
     sections = {name: tensor.clone() for name, tensor in sections.items()}

@@ -16,8 +16,9 @@ from etcl_deploy.errors import ConfigError, EtclError, RunError
 from etcl_deploy.learn.events import Event, TaskStarted
 from etcl_deploy.report.write import write_report
 from etcl_deploy.runs.compare import MethodComparison, compare
+from etcl_deploy.runs.session import Session
 from etcl_deploy.runs.statistics import needed_bytes, overlap, used_over_time
-from etcl_deploy.runs.store import load
+from etcl_deploy.runs.store import load_run
 from etcl_deploy.settings import load_recipe
 
 
@@ -36,7 +37,7 @@ def stop(event: Event) -> None:
 
 def run(data: Path, directory: Path, methods: list[str], seeds: int = 1, **values: object) -> MethodComparison:
     made = config().with_values(values)
-    return compare(dict.fromkeys(methods, made), data, seeds, directory, "cpu", lambda event: None)
+    return compare(dict.fromkeys(methods, made), directory, data=data, seeds=seeds, session=Session("cpu"))
 
 
 def test_every_method_gets_the_same(photos: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -59,8 +60,8 @@ def test_it_goes_on_where_it_stopped(photos: Path, tmp_path: Path) -> None:  # n
     """What is learned is not learned again; other settings are refused, and so is what is no method."""
 
     with pytest.raises(StopError):
-        compare({"wsn": config()}, photos, 1, tmp_path / "c", "cpu", stop)
-    assert load(tmp_path / "c" / "runs" / "wsn-0").waiting == ["b", "c"]
+        compare({"wsn": config()}, tmp_path / "c", data=photos, seeds=1, session=Session("cpu", report=stop))
+    assert load_run(tmp_path / "c" / "runs" / "wsn-0").waiting == ["b", "c"]
     first = run(photos, tmp_path / "c", ["wsn"])
     again = run(photos, tmp_path / "c", ["naive", "wsn"])
     assert again.runs[1] == first.runs[0]
@@ -90,7 +91,7 @@ def test_the_table_is_of_all_that_is_there(photos: Path, tmp_path: Path) -> None
 def test_a_method_that_fails_stops_no_other(photos: Path, tmp_path: Path) -> None:  # noqa: F811
     """It is told, in the record and on the page, too, and the command does not end well."""
     wild = config().with_values({"learning_rate": 1e30, "optimizer": "sgd"})
-    made = compare({"naive": wild, "wsn": config()}, photos, 1, tmp_path / "c", "cpu", lambda event: None)
+    made = compare({"naive": wild, "wsn": config()}, tmp_path / "c", data=photos, seeds=1, session=Session("cpu"))
     assert [row.method for row in made.rows] == ["wsn"]
     assert len(made.failed) == 1 and made.failed[0].startswith("naive, seed 0: task 'a' could not be learned")
     write_report(tmp_path / "c", tmp_path / "page.html")
@@ -136,7 +137,7 @@ def test_forward_transfer_of_a_run(photos: Path, tmp_path: Path) -> None:  # noq
     made = run(photos, tmp_path / "c", ["one", "wsn"])
     runs = tmp_path / "c" / "runs"
     gain = made.runs[1]["fwt"]
-    assert gain == load(runs / "wsn-0").summary(load(runs / "one-0"))["fwt"]
+    assert gain == load_run(runs / "wsn-0").summary(load_run(runs / "one-0")).fwt
     assert answer("eval", runs / "wsn-0")["fwt"] == gain
     assert f"FWT {gain:+.4f}" in etcl("eval", runs / "wsn-0").stdout
     assert answer("eval", runs / "one-0")["fwt"] is None
@@ -160,7 +161,7 @@ def test_forward_transfer_of_a_run(photos: Path, tmp_path: Path) -> None:  # noq
 def test_what_is_measured_of_masks(photos: Path, tmp_path: Path) -> None:  # noqa: F811
     """A mask overlaps itself wholly; use only grows; sizes count what is used."""
     run(photos, tmp_path / "c", ["etcl"])
-    network = load(tmp_path / "c" / "runs" / "etcl-0").run.network
+    network = load_run(tmp_path / "c" / "runs" / "etcl-0").run.network
     states = list(network.finished.values())
     shared = overlap(states)
     assert shared.diagonal().tolist() == [1, 1, 1] and bool((shared == shared.T).all())
@@ -205,7 +206,7 @@ def test_pages_of_short_and_unfinished_runs(photos: Path, tmp_path: Path) -> Non
     assert "Accuracy over time" not in text and "<h2>Accuracy</h2>" in text
 
     with pytest.raises(StopError):
-        compare({"wsn": config()}, photos, 1, tmp_path / "d", "cpu", stop)
+        compare({"wsn": config()}, tmp_path / "d", data=photos, seeds=1, session=Session("cpu", report=stop))
     write_report(tmp_path / "d" / "runs" / "wsn-0", tmp_path / "half.html")
     assert "1 of 3 tasks are learned; go on with: etcl train --run" in (tmp_path / "half.html").read_text("utf-8")
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from etcl_deploy.network.distributed import Distributed
-from etcl_deploy.runs.store import StoredRun, load
+from etcl_deploy.runs.store import StoredRun, load_run
 from etcl_deploy.serve.process import still_running
 
 
@@ -67,7 +67,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     words = ["digits", "--backbone", "alexnet", "--tasks", "2", "--epochs", "1", "--device", "cpu", "--json"]
     words += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     printed = [finish(start(count, "train", *words, "--run", tmp_path / str(count))) for count in (1, 2)]
-    one, two = load(tmp_path / "1"), load(tmp_path / "2")
+    one, two = load_run(tmp_path / "1"), load_run(tmp_path / "2")
     for step, layer in one.run.network.masked_layers.items():
         torch.testing.assert_close(two.run.network.masked_layers[step].weight, layer.weight, rtol=0, atol=1e-5)
     assert masks_that_agree(one, two) > 0.999
@@ -88,7 +88,7 @@ def test_more_processes_than_items_in_a_batch(tmp_path: Path) -> None:
         settings += ["--set", f"{key}={value}"]
     finish(start(3, "train", "--data", tasks, "--run", tmp_path / "three", *settings))
     finish(start(1, "train", "--data", tasks, "--run", tmp_path / "one", *settings))
-    assert masks_that_agree(load(tmp_path / "one"), load(tmp_path / "three")) > 0.97
+    assert masks_that_agree(load_run(tmp_path / "one"), load_run(tmp_path / "three")) > 0.97
 
 
 def test_a_process_that_dies_ends_the_others_and_all_of_it_goes_on(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_process_that_dies_ends_the_others_and_all_of_it_goes_on(tmp_path: Pat
     assert not still_running(learning, 10)
 
     finish(start(2, "train", "--run", run, "--resume", "--device", "cpu"))
-    assert load(run).digest == load(tmp_path / "whole").digest
+    assert load_run(run).digest == load_run(tmp_path / "whole").digest
 
     process = start(2, "train", "digits", "--run", run, *words)
     _, err = process.communicate(timeout=120)

@@ -25,7 +25,7 @@ from etcl_deploy.data.sequences import KINDS
 from etcl_deploy.errors import ParityError
 from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.network.backbones import BACKBONES
-from etcl_deploy.runs.store import load
+from etcl_deploy.runs.store import load_run
 from etcl_deploy.runs.task_loading import tasks_of
 from etcl_deploy.runtime.predictor import Predictor
 
@@ -78,7 +78,7 @@ def optdigits(folder: Path) -> None:
 
 def accuracies(name: str) -> dict[str, float]:
     """What a Predictor gets right of each task of a run, in percent: exactly what the run says of itself."""
-    stored, bundle = load(Path("runs") / name), load_bundle(f"{name}.etcl")
+    stored, bundle = load_run(Path("runs") / name), load_bundle(f"{name}.etcl")
     predictor = Predictor(bundle)
     found = {}
     for task in tasks_of(stored, pytest.fail, Path("data")):
@@ -106,7 +106,7 @@ def test_data_is_added() -> None:
     turned = accuracies("turned")
     assert list(turned) == ["turned-0", "turned-90", "turned-180"]
     assert min(turned.values()) > 80
-    first, second, _ = tasks_of(load(Path("runs") / "turned"), pytest.fail, Path("data"))
+    first, second, _ = tasks_of(load_run(Path("runs") / "turned"), pytest.fail, Path("data"))
     whole = names["read_optdigits"](Path("data") / "optdigits").train.images
     kept = {image.tobytes() for image in whole}
     assert all(image.tobytes() in kept for image in first.train_x.numpy())
@@ -130,7 +130,7 @@ def test_an_export_target_is_added() -> None:
     bundle, program = names["bundle"], Path("read_npz.py").read_text()
     imported = {name for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Import) for name in node.names}
     assert {name.name for name in imported} == {"json", "sys", "numpy"} and "\nfrom " not in program
-    for task in tasks_of(load(Path("runs") / "for-numpy"), pytest.fail, None):
+    for task in tasks_of(load_run(Path("runs") / "for-numpy"), pytest.fail, None):
         np.save("images.npy", task.test_x.numpy())
         command = [sys.executable, "read_npz.py", f"{task.name}.npz", "images.npy"]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stdout

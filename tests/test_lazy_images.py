@@ -16,8 +16,8 @@ from etcl_deploy.core.task import Items
 from etcl_deploy.core.task import load as loaded
 from etcl_deploy.data.lazy_images import ImageFiles
 from etcl_deploy.errors import DataError
-from etcl_deploy.runs.session import resume, train
-from etcl_deploy.runs.store import load
+from etcl_deploy.runs.session import Session, resume, train
+from etcl_deploy.runs.store import load_run
 from etcl_deploy.runs.task_loading import digest, find_tasks
 
 SETTINGS = {"size": 8, "width": 4, "epochs": 2, "batch_size": 8, "similar": "all", "tasks": 2}
@@ -67,8 +67,8 @@ def test_a_run_ends_with_the_same_bits_either_way(method: str, folder: Path, tmp
     digests, notes = [], []
     for memory in (4.0, 0.0):
         config = Config().with_values({**SETTINGS, "memory_gb": memory, "method": method})
-        train(config, folder, tmp_path / str(memory), "cpu", lambda event: None, notes.append)
-        digests.append(load(tmp_path / str(memory)).digest)
+        train(config, tmp_path / str(memory), data=folder, session=Session("cpu", note=notes.append))
+        digests.append(load_run(tmp_path / str(memory)).digest)
     assert digests[0] == digests[1]
     assert len(notes) == 1
     assert "they are read from their files in every epoch" in notes[0]
@@ -77,7 +77,7 @@ def test_a_run_ends_with_the_same_bits_either_way(method: str, folder: Path, tmp
 def test_a_run_goes_on_with_other_memory(folder: Path, tmp_path: Path) -> None:
     """Begun in memory, interrupted, taken up again from disk: the bits of a run nobody disturbed."""
     config = Config().with_values(SETTINGS)
-    train(config, folder, tmp_path / "whole", "cpu", lambda event: None)
+    train(config, tmp_path / "whole", data=folder, session=Session("cpu"))
     steps = iter(range(7))
 
     def interrupt(event: object) -> None:
@@ -85,9 +85,10 @@ def test_a_run_goes_on_with_other_memory(folder: Path, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(config.with_values({"checkpoint_seconds": 0}), folder, tmp_path / "run", "cpu", interrupt)
-    resume(tmp_path / "run", "cpu", lambda event: None, values={"memory_gb": 0})
-    assert load(tmp_path / "run").digest == load(tmp_path / "whole").digest
+        often = config.with_values({"checkpoint_seconds": 0})
+        train(often, tmp_path / "run", data=folder, session=Session("cpu", report=interrupt))
+    resume(tmp_path / "run", {"memory_gb": 0}, session=Session("cpu"))
+    assert load_run(tmp_path / "run").digest == load_run(tmp_path / "whole").digest
 
 
 def test_a_damaged_image_is_found_before_anything_is_learned(folder: Path, tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_a_damaged_image_is_found_before_anything_is_learned(folder: Path, tmp_p
     broken.write_bytes(broken.read_bytes()[:50])
     config = Config().with_values({**SETTINGS, "memory_gb": 0})
     with pytest.raises(DataError, match=r"second/bright/4\.png.*mend or remove it"):
-        train(config, tmp_path, tmp_path / "run", "cpu", lambda event: None)
+        train(config, tmp_path / "run", data=tmp_path, session=Session("cpu"))
     assert not (tmp_path / "run").exists()
 
 

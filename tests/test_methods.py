@@ -29,6 +29,7 @@ from etcl_deploy.learn.trainer import learn_sequence, predict
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runs import tensors as parts
 from etcl_deploy.runs.build import build_network
+from etcl_deploy.runs.store import StoredRun
 from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.runtime.predictor import Predictor
 
@@ -141,13 +142,14 @@ def test_it_bundles_and_exports_like_etcl(method: str, tmp_path: Path) -> None:
     config = Config().with_values({"backbone": "lenet5", "size": 16, "channels": 1, "width": 6, "epochs": 1})
     tasks = make_tasks(3)
     run = learn_sequence(build_network(config), tasks, options(method))
+    stored = StoredRun(run, config, ())
     path = tmp_path / "x.etcl"
     if method == "one":
         with pytest.raises(ExportError, match="'t0' has a whole network of its own"):
-            bundle_run(run, config, path)
+            bundle_run(stored, path)
         assert not path.exists()
         return
-    bundle_run(run, config, path)
+    bundle_run(stored, path)
     predictor = Predictor(load_bundle(path))
     for task in tasks:
         expected = predict(run.network, task.name, task.test_x).softmax(1)

@@ -14,7 +14,7 @@ from browsing import needs_browser, started_browser
 from etcl_deploy.config import Config
 from etcl_deploy.report.write import write_report
 from etcl_deploy.runs.compare import compare
-from etcl_deploy.runs.session import train
+from etcl_deploy.runs.session import Session, train
 
 pytestmark = needs_browser
 SMALL = {"backbone": "fcn3", "width": 8, "size": 8, "channels": 1, "epochs": 1, "batch_size": 8, "similar": "all"}
@@ -37,12 +37,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, tasks in (("single", 1), ("five", 5), ("many", 35)):
         table = {"permute": "mnist", "tasks": tasks}
         config = Config().with_values({**SMALL, "sequence": table})
-        train(config, None, root / name, "cpu", lambda event: None, root=root)
+        train(config, root / name, session=Session("cpu", data_root=root))
         write_report(root / name, root / f"{name}.html")
         made[name] = root / f"{name}.html"
     config = Config().with_values({**SMALL, "sequence": {"permute": "mnist", "tasks": 3}})
     configs = {method: config.with_values({"method": method}) for method in ("one", "naive", "wsn", "etcl")}
-    compare(configs, None, 2, root / "side", "cpu", lambda event: None, root=root)
+    compare(configs, root / "side", seeds=2, session=Session("cpu", data_root=root))
     write_report(root / "side", root / "side.html")
     return {**made, "side": root / "side.html"}
 

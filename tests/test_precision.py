@@ -17,7 +17,7 @@ from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.bundle.precision import expand, reduce
 from etcl_deploy.config import Config
 from etcl_deploy.errors import BundleError
-from etcl_deploy.runs.session import train
+from etcl_deploy.runs.session import Session, train
 from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.runtime.predictor import Predictor
 
@@ -70,7 +70,7 @@ def test_accuracy_is_measured_again(learned: Learned, tmp_path: Path, precision:
         assert answer("bundle", learned.directory, "--output", path, "--precision", precision)["precision"] == "int8"
     else:
         tests = {task.name: task.test for task in learned.tasks}
-        bundle_run(learned.run, learned.config, path, precision=precision, tests=tests)
+        bundle_run(learned.stored, path, precision=precision, tests=tests)
     bundle = load_bundle(path)
     assert bundle.precision == precision
     last = learned.run.matrix[-1]
@@ -83,7 +83,7 @@ def test_accuracy_is_measured_again(learned: Learned, tmp_path: Path, precision:
 def test_a_name_is_told_as_it_is(photos: Path, tmp_path: Path) -> None:  # noqa: F811
     """Of a task that cannot be measured, too, though it reads like a style."""
     (photos / "a").rename(photos / "[red]")
-    train(Config().with_values({**settings(), "tasks": 1}), photos, tmp_path / "run", "cpu", lambda event: None)
+    train(Config().with_values({**settings(), "tasks": 1}), tmp_path / "run", data=photos, session=Session("cpu"))
     (photos / "[red]").rename(tmp_path / "elsewhere")
     done = etcl("bundle", tmp_path / "run", "-o", tmp_path / "x.etcl", "--precision", "fp16")
     assert done.returncode == 0 and "task '[red]' is no longer there" in done.stderr

@@ -19,8 +19,8 @@ from etcl_deploy.data.inventory import check_recipe, data_root, list_recipes, pl
 from etcl_deploy.data.sequences import data_of, make_sequence, sequence_of
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import ConfigError, DataError, EtclError
-from etcl_deploy.runs.session import train
-from etcl_deploy.runs.store import load
+from etcl_deploy.runs.session import Session, train
+from etcl_deploy.runs.store import load_run
 from etcl_deploy.runs.task_loading import find_tasks
 from etcl_deploy.settings import load_recipe, recipe_names
 
@@ -309,11 +309,11 @@ def test_the_real_femnist1_is_what_its_readme_says() -> None:
 def test_real_tasks_that_are_similar_are_found_and_permuted_ones_are_not(tmp_path: Path) -> None:
     """Three samples of F-EMNIST-1, learned for a few epochs, and three permutations of MNIST."""
     quick = {"width": 10, "epochs": 4, "tasks": 3}
-    run = train(load_recipe("femnist1").with_values(quick), None, tmp_path / "similar", "cpu", lambda event: None)
+    run = train(load_recipe("femnist1").with_values(quick), tmp_path / "similar", session=Session("cpu")).run
     assert run.records["sample-02"].similar == ("sample-01",)
     assert set(run.records["sample-03"].similar) == {"sample-01", "sample-02"}
-    assert load(tmp_path / "similar").run.summary(load_recipe("femnist1"))["similar"]
+    assert load_run(tmp_path / "similar").run.summary(load_recipe("femnist1")).similar
     slow = {"tasks": 3, "epochs": 1, "batch_size": 100}
-    run = train(load_recipe("pmnist").with_values(slow), None, tmp_path / "other", "cpu", lambda event: None)
+    run = train(load_recipe("pmnist").with_values(slow), tmp_path / "other", session=Session("cpu")).run
     assert [known.similar for known in run.records.values()] == [(), (), ()]
     assert run.matrix[-1][0] == run.matrix[0][0]

@@ -19,8 +19,8 @@ from PIL import Image
 from etcl_deploy.config import Config
 from etcl_deploy.errors import ConfigError, DataError, RunError
 from etcl_deploy.learn.events import Event, Resumed, SettingsChanged
-from etcl_deploy.runs.session import add, resume, train
-from etcl_deploy.runs.store import load
+from etcl_deploy.runs.session import Session, add, resume, train
+from etcl_deploy.runs.store import load_run
 from etcl_deploy.settings import load_recipe
 
 SMALL = ["--set", "width=4", "--set", "size=8", "--tasks", "3", "--epochs", "2", "--device", "cpu"]
@@ -50,7 +50,7 @@ def wait_for(path: Path, pattern: str, but: frozenset[Path] = frozenset()) -> No
 def test_killed_at_random_moments_it_ends_with_the_same_digest(tmp_path: Path) -> None:
     """kill -9 while it learns, resume, kill -9, ...: every bit is that of a run nobody disturbed."""
     finish(etcl("train", "digits", "--run", tmp_path / "whole", *SMALL))
-    whole = load(tmp_path / "whole")
+    whole = load_run(tmp_path / "whole")
     run, chance = tmp_path / "run", random.Random(0)
     process = etcl("train", "digits", "--run", run, *SMALL, "--set", "checkpoint_seconds=0")
     before: frozenset[Path] = frozenset()
@@ -62,7 +62,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_digest(tmp_path: Path) -
         before = frozenset(run.glob("checkpoint-*"))
         process = etcl("train", "--run", run, "--resume")
     finish(process)
-    again = load(run)
+    again = load_run(run)
     assert again.digest == whole.digest
     assert again.run.matrix == whole.run.matrix
     assert not list(run.glob("checkpoint-*")) and not list(run.rglob(".*.safetensors"))
@@ -122,39 +122,39 @@ def settings() -> dict[str, object]:
 def test_a_task_added_later_is_the_task_learned_at_once(photos: Path, tmp_path: Path) -> None:
     """Learning a, b and adding c from another folder gives the bytes of learning a, b, c; old data may be gone."""
     config = Config().with_values(settings())
-    train(config, photos, tmp_path / "whole", "cpu", lambda event: None)
+    train(config, tmp_path / "whole", data=photos, session=Session("cpu"))
     later = tmp_path / "later"
     later.mkdir()
     shutil.move(photos / "c", later / "c")
-    train(config, photos, tmp_path / "run", "cpu", lambda event: None)
-    add(tmp_path / "run", later, "cpu", lambda event: None)
-    whole, run = load(tmp_path / "whole"), load(tmp_path / "run")
+    train(config, tmp_path / "run", data=photos, session=Session("cpu"))
+    add(tmp_path / "run", later, session=Session("cpu"))
+    whole, run = load_run(tmp_path / "whole"), load_run(tmp_path / "run")
     assert run.digest == whole.digest
     assert run.run.matrix == whole.run.matrix
 
     shutil.rmtree(photos)
     (later / "c").rename(later / "d")
     notes: list[str] = []
-    added, _ = add(tmp_path / "run", later, "cpu", lambda event: None, notes.append)
+    added = add(tmp_path / "run", later, session=Session("cpu", note=notes.append)).run
     assert added.tasks == ("a", "b", "c", "d")
     assert any("carried over" in note for note in notes)
     changed = {change.task for change in added.records["d"].changes if change.kept}
     for name, value, old in zip("abc", added.matrix[-1], added.matrix[-2], strict=False):
         assert value == (None if name in changed else old)
-    assert load(tmp_path / "run").run.matrix == added.matrix
+    assert load_run(tmp_path / "run").run.matrix == added.matrix
 
 
 def test_what_cannot_be_added_changes_nothing(photos: Path, tmp_path: Path) -> None:
     """A task the run already has; a run that is not there; data that is no folder."""
-    train(Config().with_values({**settings(), "tasks": 1}), photos, tmp_path / "run", "cpu", lambda event: None)
-    before = load(tmp_path / "run").digest
+    train(Config().with_values({**settings(), "tasks": 1}), tmp_path / "run", data=photos, session=Session("cpu"))
+    before = load_run(tmp_path / "run").digest
     with pytest.raises(DataError, match="task 'a' is there twice"):
-        add(tmp_path / "run", photos, "cpu", lambda event: None)
+        add(tmp_path / "run", photos, session=Session("cpu"))
     with pytest.raises(DataError, match="is not a directory"):
-        add(tmp_path / "run", tmp_path / "nothing", "cpu", lambda event: None)
+        add(tmp_path / "run", tmp_path / "nothing", session=Session("cpu"))
     with pytest.raises(RunError, match="holds no run"):
-        add(tmp_path / "other", photos, "cpu", lambda event: None)
-    assert load(tmp_path / "run").digest == before
+        add(tmp_path / "other", photos, session=Session("cpu"))
+    assert load_run(tmp_path / "run").digest == before
 
 
 def test_data_that_changed_since_is_refused(photos: Path, tmp_path: Path) -> None:
@@ -165,10 +165,10 @@ def test_data_that_changed_since_is_refused(photos: Path, tmp_path: Path) -> Non
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(Config().with_values(settings()), photos, tmp_path / "run", "cpu", stop)
+        train(Config().with_values(settings()), tmp_path / "run", data=photos, session=Session("cpu", report=stop))
     Image.new("L", (12, 12)).save(photos / "b" / "class-0" / "3.png")
     with pytest.raises(DataError, match="task 'b' has other items than the run began with"):
-        resume(tmp_path / "run", "cpu", lambda event: None)
+        resume(tmp_path / "run", session=Session("cpu"))
 
 
 def interrupted(photos: Path, run: Path, learned: int, values: Mapping[str, object] | None = None) -> None:
@@ -183,7 +183,7 @@ def interrupted(photos: Path, run: Path, learned: int, values: Mapping[str, obje
 
     config = Config().with_values({**settings(), "checkpoint_seconds": 0, **(values or {})})
     with pytest.raises(KeyboardInterrupt):
-        train(config, photos, run, "cpu", stop)
+        train(config, run, data=photos, session=Session("cpu", report=stop))
     assert list(run.glob("checkpoint-*"))
 
 
@@ -192,7 +192,7 @@ def test_data_of_finished_tasks_may_be_gone(photos: Path, tmp_path: Path) -> Non
     interrupted(photos, tmp_path / "run", 1, {"backward": "off"})
     shutil.rmtree(photos / "a")
     notes: list[str] = []
-    run, _ = resume(tmp_path / "run", "cpu", lambda event: None, notes.append)
+    run = resume(tmp_path / "run", session=Session("cpu", note=notes.append)).run
     assert run.tasks == ("a", "b", "c")
     assert [row[0] for row in run.matrix] == [run.matrix[0][0]] * 3
     assert notes == ["task 'a' is no longer there. Its accuracy is carried over where it cannot have changed"]
@@ -202,10 +202,10 @@ def test_a_run_goes_on_with_other_settings(photos: Path, tmp_path: Path) -> None
     """The task under way starts anew with them; finished ones are as they were."""
     run = tmp_path / "run"
     interrupted(photos, run, 1)
-    first = load(run).run.network.finished["a"].masks
-    _, config = resume(run, "cpu", lambda event: None, values={"epochs": 1, "learning_rate": 0.001, "backward": "off"})
-    assert (config.learning.epochs, load(run).config) == (1, config)
-    for name, mask in load(run).run.network.finished["a"].masks.items():
+    first = load_run(run).run.network.finished["a"].masks
+    config = resume(run, {"epochs": 1, "learning_rate": 0.001, "backward": "off"}, session=Session("cpu")).config
+    assert (config.learning.epochs, load_run(run).config) == (1, config)
+    for name, mask in load_run(run).run.network.finished["a"].masks.items():
         assert torch.equal(mask, first[name])
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["epochs"] for event in events if event["event"] == "EpochDone"] == [2, 2, 1, 1]
@@ -218,8 +218,8 @@ def test_a_run_does_not_change_its_method(photos: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     interrupted(photos, run, 1)
     with pytest.raises(RunError, match="can change, not the method"):
-        resume(run, "cpu", lambda event: None, values={"method": "one"})
-    assert resume(run, "cpu", lambda event: None)[1].learning.method == "etcl"
+        resume(run, {"method": "one"}, session=Session("cpu"))
+    assert resume(run, session=Session("cpu")).config.learning.method == "etcl"
 
 
 def test_settings_that_do_not_touch_the_task_under_way_do_not_cost_it(photos: Path, tmp_path: Path) -> None:
@@ -227,7 +227,9 @@ def test_settings_that_do_not_touch_the_task_under_way_do_not_cost_it(photos: Pa
     run = tmp_path / "run"
     interrupted(photos, run, 1)
     heard: list[Event] = []
-    resume(run, "cpu", heard.append, values={"tasks": 2, "epochs": load(run).config.learning.epochs})
+    resume(
+        run, {"tasks": 2, "epochs": load_run(run).config.learning.epochs}, session=Session("cpu", report=heard.append)
+    )
     assert any(isinstance(event, Resumed) and event.task == "b" for event in heard)
     assert SettingsChanged({"tasks": 2}) in heard
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
@@ -243,13 +245,13 @@ def test_a_task_that_cannot_be_learned_does_not_block_the_run(photos: Path, tmp_
     with pytest.raises(
         RunError, match=r"has not learned 'b' yet; first: .* --resume \(with --tasks 1 to leave it out\)"
     ):
-        add(run, other, "cpu", lambda event: None)
+        add(run, other, session=Session("cpu"))
     for wanted in (0, 4):
         with pytest.raises((RunError, ConfigError)):
-            resume(run, "cpu", lambda event: None, values={"tasks": wanted})
-    resume(run, "cpu", lambda event: None, values={"tasks": 1})
-    added, _ = add(run, other, "cpu", lambda event: None)
-    assert (added.tasks, load(run).waiting) == (("a", "b"), [])
+            resume(run, {"tasks": wanted}, session=Session("cpu"))
+    resume(run, {"tasks": 1}, session=Session("cpu"))
+    added = add(run, other, session=Session("cpu")).run
+    assert (added.tasks, load_run(run).waiting) == (("a", "b"), [])
 
 
 def test_the_number_of_tasks_a_run_began_with_leaves_out_what_was_added(photos: Path, tmp_path: Path) -> None:
@@ -259,14 +261,14 @@ def test_the_number_of_tasks_a_run_began_with_leaves_out_what_was_added(photos: 
         raise KeyboardInterrupt
 
     run, other = tmp_path / "run", tmp_path / "other"
-    train(Config().with_values({**settings(), "tasks": 1}), photos, run, "cpu", lambda event: None)
+    train(Config().with_values({**settings(), "tasks": 1}), run, data=photos, session=Session("cpu"))
     other.mkdir()
     shutil.move(photos / "c", other / "c")
     with pytest.raises(KeyboardInterrupt):
-        add(run, other, "cpu", stop)
-    assert load(run).waiting == ["c"]
-    resume(run, "cpu", lambda event: None, values={"tasks": 1})
-    assert (load(run).run.tasks, load(run).waiting) == (("a",), [])
+        add(run, other, session=Session("cpu", report=stop))
+    assert load_run(run).waiting == ["c"]
+    resume(run, {"tasks": 1}, session=Session("cpu"))
+    assert (load_run(run).run.tasks, load_run(run).waiting) == (("a",), [])
 
 
 @pytest.mark.parametrize(
@@ -278,17 +280,17 @@ def test_what_a_run_is_built_on_cannot_change(photos: Path, tmp_path: Path, valu
     with pytest.raises(
         RunError, match="only --tasks, checkpoint_seconds, memory_gb and how a task is learned can change"
     ):
-        resume(tmp_path / "run", "cpu", lambda event: None, values=values)
+        resume(tmp_path / "run", values, session=Session("cpu"))
     shutil.rmtree(photos / "b")
     with pytest.raises(DataError, match="task 'b' is no longer there"):
-        resume(tmp_path / "run", "cpu", lambda event: None, values={"epochs": 1})
+        resume(tmp_path / "run", {"epochs": 1}, session=Session("cpu"))
     assert list((tmp_path / "run").glob("checkpoint-*"))
 
 
 def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path: Path) -> None:
     """Asking for what is not there leaves nothing behind."""
     with pytest.raises(RunError, match="holds no run"):
-        resume(tmp_path, "cpu", lambda event: None)
+        resume(tmp_path, session=Session("cpu"))
     assert not list(tmp_path.iterdir())
 
 
@@ -301,13 +303,13 @@ def test_a_task_that_is_gone_or_moved_is_not_skipped(photos: Path, tmp_path: Pat
 
     (photos / "tasks.toml").write_text('order = ["c", "a", "b"]')
     with pytest.raises(KeyboardInterrupt):
-        train(Config().with_values(settings()), photos, tmp_path / "run", "cpu", stop)
+        train(Config().with_values(settings()), tmp_path / "run", data=photos, session=Session("cpu", report=stop))
     (photos / "a").rename(tmp_path / "elsewhere")
     (photos / "tasks.toml").unlink()
     with pytest.raises(DataError, match="task 'a' is no longer there"):
-        resume(tmp_path / "run", "cpu", lambda event: None)
+        resume(tmp_path / "run", session=Session("cpu"))
     (tmp_path / "elsewhere").rename(photos / "a")
-    run, _ = resume(tmp_path / "run", "cpu", lambda event: None)
+    run = resume(tmp_path / "run", session=Session("cpu")).run
     assert run.tasks == ("c", "a", "b")
 
 
@@ -317,7 +319,7 @@ def test_files_that_only_look_like_ours_are_left_alone(photos: Path, tmp_path: P
     mine = tmp_path / "run" / "backbone-imagenet.safetensors"
     mine.write_bytes(b"precious")
     with pytest.raises(RunError, match="not an empty directory"):
-        train(Config().with_values(settings()), photos, tmp_path / "run", "cpu", lambda event: None)
+        train(Config().with_values(settings()), tmp_path / "run", data=photos, session=Session("cpu"))
     assert mine.read_bytes() == b"precious"
 
 
@@ -327,7 +329,7 @@ def test_what_a_killed_start_left_is_no_obstacle(photos: Path, tmp_path: Path) -
     half = "backbone-0123456789abcdef"
     for name in (".lock", ".run.abc123.json", f".{half}.x1.safetensors", f"{half}.safetensors"):
         (tmp_path / "run" / name).write_bytes(b"")
-    train(Config().with_values({**settings(), "tasks": 1}), photos, tmp_path / "run", "cpu", lambda event: None)
+    train(Config().with_values({**settings(), "tasks": 1}), tmp_path / "run", data=photos, session=Session("cpu"))
     assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")) == [".lock"]
 
 
@@ -335,8 +337,8 @@ def test_a_recipe_says_where_its_data_should_be(tmp_path: Path) -> None:
     """Named by file and folder, before anything is written."""
     for recipe, file in (("femnist1", "femnist1.npz"), ("pmnist", "mnist.npz")):
         with pytest.raises(DataError, match=f"is neither in .*{file}.*--data-root DIR or ETCL_DATA=DIR"):
-            train(load_recipe(recipe), None, tmp_path / "run", "cpu", lambda event: None, root=tmp_path)
+            train(load_recipe(recipe), tmp_path / "run", session=Session("cpu", data_root=tmp_path))
         (tmp_path / file).write_bytes(b"PK nothing")
         with pytest.raises(DataError, match=rf"{file} is damaged or not a \.npz file"):
-            train(load_recipe(recipe), None, tmp_path / "run", "cpu", lambda event: None, root=tmp_path)
+            train(load_recipe(recipe), tmp_path / "run", session=Session("cpu", data_root=tmp_path))
     assert not (tmp_path / "run").exists()

@@ -17,7 +17,7 @@ from etcl_deploy.runs import store as directories
 
 def test_a_loaded_run_answers_with_the_same_bytes(learned: Learned) -> None:
     """Everything the network needs is in the directory, and everything that is known of the tasks."""
-    stored = directories.load(learned.directory)
+    stored = directories.load_run(learned.directory)
     assert stored.config == learned.config
     assert stored.run.matrix == learned.run.matrix
     assert stored.run.versions == learned.run.versions
@@ -70,7 +70,7 @@ def test_a_run_that_is_saved_meanwhile_is_read_as_it_is_then(
     """Between the record and the files it names another process may replace both."""
     directory = tmp_path / "run"
     shutil.copytree(learned.directory, directory)
-    newer = directories.load(directory)
+    newer = directories.load_run(directory)
     with torch.no_grad():
         newer.run.network.masked_layers["stem_conv"].weight += 1
     real = directories.Plan.from_json
@@ -80,12 +80,12 @@ def test_a_run_that_is_saved_meanwhile_is_read_as_it_is_then(
         return real(values)
 
     monkeypatch.setattr(directories.Plan, "from_json", save_and_go_on)
-    read = directories.load(directory).run.network.masked_layers["stem_conv"].weight
+    read = directories.load_run(directory).run.network.masked_layers["stem_conv"].weight
     assert torch.equal(read, newer.run.network.masked_layers["stem_conv"].weight)
     next(directory.glob("backbone-*")).unlink()
     monkeypatch.undo()
     with pytest.raises(RunError, match="No such file"):
-        directories.load(directory)
+        directories.load_run(directory)
 
 
 def test_a_crash_while_saving_leaves_the_old_run(
@@ -95,7 +95,7 @@ def test_a_crash_while_saving_leaves_the_old_run(
     directory = tmp_path / "run"
     shutil.copytree(learned.directory, directory)
     before = (directory / "run.json").read_bytes()
-    stored = directories.load(directory)
+    stored = directories.load_run(directory)
     with torch.no_grad():
         stored.run.network.masked_layers["stem_conv"].weight += 1
     real = Path.replace
@@ -111,7 +111,7 @@ def test_a_crash_while_saving_leaves_the_old_run(
             directories.save(stored, directory)
         monkeypatch.undo()
         assert (directory / "run.json").read_bytes() == before
-        assert directories.load(directory).run.matrix == learned.run.matrix
+        assert directories.load_run(directory).run.matrix == learned.run.matrix
         assert not [p for p in directory.iterdir() if p.name.startswith(".") and p.name != ".lock"], (
             "no half-written file stays"
         )
@@ -155,7 +155,7 @@ def test_a_damaged_run_is_refused(learned: Learned, tmp_path: Path, what: str) -
         "unsaid": "does not say warm_rate: it is of another version",
     }
     with pytest.raises(RunError, match=reasons.get(what, "is damaged")):
-        directories.load(directory)
+        directories.load_run(directory)
 
 
 def test_a_directory_in_use_is_refused(learned: Learned, tmp_path: Path) -> None:

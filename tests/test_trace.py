@@ -185,7 +185,7 @@ def check_everywhere(network: MaskedNetwork, directory: Path, size: int = 16) ->
     run = learn_sequence(network, tasks[1:], options, before=run, earlier=tasks[:1])
     assert torch.equal(predict(network, "t0", tasks[0].test_x), first)
     directories.save(directories.StoredRun(run, Config(), ()), directory / "run")
-    restored = directories.load(directory / "run").run
+    restored = directories.load_run(directory / "run").run
     assert torch.equal(predict(restored.network, "t0", tasks[0].test_x), first)
     save(directory / "b.etcl", to_bytes(bundle_of(network, "mine", {}, {}), "coded"))
     bundle = load_bundle(directory / "b.etcl")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -14,7 +14,8 @@ from etcl_deploy import __version__
 from etcl_deploy.config import Config
 from etcl_deploy.learn import metrics
 from etcl_deploy.learn.metrics import AccuracyRow
-from etcl_deploy.learn.task_record import TaskRecord
+from etcl_deploy.learn.similarity import Comparison
+from etcl_deploy.learn.task_record import HeadChange, TaskRecord
 from etcl_deploy.network.masked_network import MaskedNetwork
 
 
@@ -25,6 +26,31 @@ def current_versions() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": version("torch"),
     }
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The figures of a run, as `etcl train` and `etcl eval` report them."""
+
+    method: str
+    recipe: str | None
+    seed: int
+    tasks: tuple[str, ...]
+    matrix: tuple[AccuracyRow, ...]
+    acc: float | None
+    bwt: float | None
+    fwt: float | None  # only a run of `one` beside it tells
+    claimed: float  # share of the backbone
+    similar: Mapping[str, tuple[str, ...]]  # of the tasks that had similar ones, the most similar first
+    comparisons: Mapping[str, tuple[Comparison, ...]]  # of every task with earlier ones
+    heads: Mapping[str, tuple[HeadChange, ...]]  # of every task: the heads it tried to improve
+    seconds: float
+    partial: tuple[str, ...]  # data sets that were not complete, in words
+    digest: str  # of every bit that was learned
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as one JSON document."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -44,20 +70,25 @@ class Run:
         """The tasks learned, in order."""
         return tuple(self.records)
 
-    def summary(self, config: Config) -> dict[str, Any]:
-        """What `etcl train` and `etcl eval` report."""
-        return {
-            "method": config.learning.method,
-            "recipe": config.recipe,
-            "seed": config.learning.seed,
-            "tasks": list(self.tasks),
-            "matrix": [list(row) for row in self.matrix],
-            "acc": metrics.average_accuracy(self.matrix),
-            "bwt": metrics.backward_transfer(self.matrix),
-            "fwt": None,
-            "claimed": self.network.claimed(),
-            "similar": {name: list(known.similar) for name, known in self.records.items() if known.similar},
-            "comparisons": {name: [asdict(c) for c in known.comparisons] for name, known in self.records.items()},
-            "heads": {name: [asdict(c) for c in known.changes] for name, known in self.records.items()},
-            "seconds": self.seconds,
-        }
+    def summary(
+        self, config: Config, *, fwt: float | None = None, partial: Sequence[str] = (), digest: str = ""
+    ) -> RunSummary:
+        """The figures of the run; `fwt`, `partial` and `digest` are known to whoever keeps it."""
+        records = self.records.items()
+        return RunSummary(
+            method=config.learning.method,
+            recipe=config.recipe,
+            seed=config.learning.seed,
+            tasks=self.tasks,
+            matrix=self.matrix,
+            acc=metrics.average_accuracy(self.matrix),
+            bwt=metrics.backward_transfer(self.matrix),
+            fwt=fwt,
+            claimed=self.network.claimed(),
+            similar={name: record.similar for name, record in records if record.similar},
+            comparisons={name: record.comparisons for name, record in records},
+            heads={name: record.changes for name, record in records},
+            seconds=self.seconds,
+            partial=tuple(partial),
+            digest=digest,
+        )

@@ -10,27 +10,28 @@ from typing import Any
 import numpy as np
 
 from etcl_deploy.learn.methods import METHODS
+from etcl_deploy.learn.run import RunSummary
 from etcl_deploy.report import figures
 from etcl_deploy.report.page import Page, Picture, Section, Table
 from etcl_deploy.report.tables import shown, size
 from etcl_deploy.runs.compare import summary_beside
 from etcl_deploy.runs.logs import read_events
 from etcl_deploy.runs.statistics import needed_bytes, overlap, used_over_time
-from etcl_deploy.runs.store import StoredRun, how_to_go_on, load
+from etcl_deploy.runs.store import StoredRun, how_to_go_on, load_run
 
 MANY = 40  # tasks: more than that many cannot each be shown
 
 
 def run_page(directory: Path) -> Page:
     """What a run came to, as far as it got."""
-    stored = load(directory)
+    stored = load_run(directory)
     summary = summary_beside(stored, directory)
-    tasks = f"{len(summary['tasks'])} task{'s' if len(summary['tasks']) > 1 else ''}"
+    tasks = f"{len(summary.tasks)} task{'s' if len(summary.tasks) > 1 else ''}"
     sections = [_accuracy(summary), *_curves(summary), *_similarity(summary), *_masks(stored), _sizes(stored)]
     sections += [*_progress(directory), _settings(stored)]
     return Page(
-        title=f"{summary['recipe'] or directory.name}: {tasks} learned with {summary['method']}",
-        lead=f"{stored.config.network.backbone}, density {stored.config.network.density}, seed {summary['seed']}",
+        title=f"{summary.recipe or directory.name}: {tasks} learned with {summary.method}",
+        lead=f"{stored.config.network.backbone}, density {stored.config.network.density}, seed {summary.seed}",
         notes=_notes(stored, directory),
         facts=_facts(summary, stored),
         sections=sections,
@@ -46,19 +47,19 @@ def _notes(stored: StoredRun, directory: Path) -> list[str]:
     return notes
 
 
-def _facts(summary: Mapping[str, Any], stored: StoredRun) -> list[tuple[str, str]]:
+def _facts(summary: RunSummary, stored: StoredRun) -> list[tuple[str, str]]:
     used = used_over_time(list(stored.run.network.finished.values()))[-1]
     return [
-        ("average accuracy (ACC)", shown(summary["acc"], "{:.2f} %")),
-        ("backward transfer (BWT)", shown(summary["bwt"], "{:+.4f}")),
-        ("forward transfer (FWT)", shown(summary["fwt"], "{:+.4f}")),
+        ("average accuracy (ACC)", shown(summary.acc, "{:.2f} %")),
+        ("backward transfer (BWT)", shown(summary.bwt, "{:+.4f}")),
+        ("forward transfer (FWT)", shown(summary.fwt, "{:+.4f}")),
         ("backbone in use", f"{used:.0%}"),
-        ("time", f"{summary['seconds']:.0f} s"),
+        ("time", f"{summary.seconds:.0f} s"),
     ]
 
 
-def _accuracy(summary: Mapping[str, Any]) -> Section:
-    names, matrix = summary["tasks"], summary["matrix"]
+def _accuracy(summary: RunSummary) -> Section:
+    names, matrix = summary.tasks, summary.matrix
     values = np.full((len(names), len(names)), np.nan)
     for column, row in enumerate(matrix):
         for task, value in enumerate(row):
@@ -82,18 +83,19 @@ def _accuracy(summary: Mapping[str, Any]) -> Section:
     return Section("accuracy", "Accuracy", lead, [Picture(lead, picture)], [Table(head, rows, "as a table")])
 
 
-def _curves(summary: Mapping[str, Any]) -> list[Section]:
-    if len(summary["tasks"]) < 2:
+def _curves(summary: RunSummary) -> list[Section]:
+    if len(summary.tasks) < 2:
         return []
-    names, matrix = summary["tasks"], summary["matrix"]
+    names, matrix = summary.tasks, summary.matrix
     lead = (
         "The same over time: each line begins where its task was learned. It stays level where nothing is forgotten, "
         "and rises where later tasks help. The colours go from blue, the first, to red, the last."
     )
     sections = [Section("over-time", "Accuracy over time", lead, [Picture(lead, figures.task_curves(matrix, names))])]
+    learned_and_now = [(matrix[n][n], matrix[-1][n]) for n in range(len(names) - 1)]
     change = {
-        name: (None if matrix[-1][n] is None or matrix[n][n] is None else matrix[-1][n] - matrix[n][n], None)
-        for n, name in enumerate(names[:-1])
+        name: (None if now is None or then is None else now - then, None)
+        for name, (then, now) in zip(names, learned_and_now, strict=False)
     }
     if any(value for value, _ in change.values()):
         lead = "What later tasks gave to, or took from, each earlier one, in points of accuracy."
@@ -106,16 +108,16 @@ def _curves(summary: Mapping[str, Any]) -> list[Section]:
     return sections
 
 
-def _similarity(summary: Mapping[str, Any]) -> list[Section]:
-    rows = [(task, found) for task, comparisons in summary["comparisons"].items() for found in comparisons]
+def _similarity(summary: RunSummary) -> list[Section]:
+    rows = [(task, compared) for task, comparisons in summary.comparisons.items() for compared in comparisons]
     if not rows:
         return []
-    names = summary["tasks"]
+    names = summary.tasks
     place = {name: number for number, name in enumerate(names)}
     gaps, marked = np.full((len(names), len(names)), np.nan), np.zeros((len(names), len(names)), dtype=bool)
-    for task, found in rows:
-        gaps[place[task], place[found["task"]]] = found["gap"]
-        marked[place[task], place[found["task"]]] = found["similar"]
+    for task, compared in rows:
+        gaps[place[task], place[compared.task]] = compared.gap
+        marked[place[task], place[compared.task]] = compared.similar
     lead = (
         "How much closer an earlier task's sub-network brings a new task than it was by nature (the gap). "
         "Framed: taken for similar, so that one helps the other."
@@ -134,14 +136,14 @@ def _similarity(summary: Mapping[str, Any]) -> list[Section]:
     cells = [
         [
             task,
-            f["task"],
-            f"{f['distance']:.3f}",
-            f"{f['original']:.3f}",
-            f"{f['gap']:.3f}",
-            "yes" if f["similar"] else "no",
-            f["reason"],
+            compared.task,
+            f"{compared.distance:.3f}",
+            f"{compared.original:.3f}",
+            f"{compared.gap:.3f}",
+            "yes" if compared.similar else "no",
+            compared.reason,
         ]
-        for task, f in rows
+        for task, compared in rows
     ]
     tables = [Table(head, cells, "as a table")] if len(names) <= MANY else []  # `etcl eval --json` has it all
     return [Section("similarity", "Similar tasks", lead, [Picture(lead, picture)], tables)]

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from etcl_deploy.learn.run import RunSummary
     from etcl_deploy.runs.compare import MethodRow, SeedMean
 
 GOOD, BAD, QUIET = "green", "red", "dim"
@@ -66,9 +67,9 @@ def facts(**values: str) -> Text:
     return line
 
 
-def run_report(summary: Mapping[str, Any]) -> RenderableType:
+def run_report(summary: RunSummary) -> RenderableType:
     """The accuracy matrix and what is read from it."""
-    names, rows = summary["tasks"], summary["matrix"]
+    names, rows = summary.tasks, summary.matrix
     # One column a task fits a terminal up to about eight; beyond that the whole matrix is in --json.
     whole = len(names) <= 8
     matrix = table("task", *((f">after {i + 1}" for i in range(len(names))) if whole else (">learned", ">now")))
@@ -77,16 +78,16 @@ def run_report(summary: Mapping[str, Any]) -> RenderableType:
         empty = [""] * i if whole else []  # before it was learned; later a "-" is an accuracy nobody could measure
         matrix.add_row(f"{i + 1} {name}", *empty, *map(shown, values[len(empty) :]))
     line = facts(
-        ACC=shown(summary["acc"], "{:.2f} %"),
-        BWT=shown(summary["bwt"], "{:+.4f}"),
-        **({} if summary["fwt"] is None else {"FWT": f"{summary['fwt']:+.4f}"}),
-        claimed=f"{summary['claimed']:.0%} of the backbone",
-        time=f"{summary['seconds']:.0f} s",
+        ACC=shown(summary.acc, "{:.2f} %"),
+        BWT=shown(summary.bwt, "{:+.4f}"),
+        **({} if summary.fwt is None else {"FWT": f"{summary.fwt:+.4f}"}),
+        claimed=f"{summary.claimed:.0%} of the backbone",
+        time=f"{summary.seconds:.0f} s",
     )
     parts: list[RenderableType] = [matrix, line]
     from etcl_deploy.learn.metrics import shortage
 
-    short = shortage(summary["claimed"])
+    short = shortage(summary.claimed)
     if short:
         parts.append(Text(short, style="yellow"))
     return Group(*parts)
@@ -149,21 +150,21 @@ def data_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     return Group(*parts)
 
 
-def transfer_report(summary: Mapping[str, Any]) -> RenderableType:
+def transfer_report(summary: RunSummary) -> RenderableType:
     """For every task what it was compared with and why that was found similar or not; which heads it improved."""
     compared = table("task", "held against", ">distance", ">untrained", "similar", "reason", title="Similarity")
-    for name, rows in summary["comparisons"].items():
-        for number, row in enumerate(rows):
-            verdict = Text("yes", GOOD) if row["similar"] else Text("no", QUIET)
-            distances = (f"{row[key]:.3f}" for key in ("distance", "original"))
-            compared.add_row("" if number else name, row["task"], *distances, verdict, row["reason"])
+    for name, comparisons in summary.comparisons.items():
+        for number, row in enumerate(comparisons):
+            verdict = Text("yes", GOOD) if row.similar else Text("no", QUIET)
+            distances = (f"{row.distance:.3f}", f"{row.original:.3f}")
+            compared.add_row("" if number else name, row.task, *distances, verdict, row.reason)
     heads = table(
         "by task", "head of", ">kept", ">moved", ">items before", ">after", ">own answers", title="Heads improved"
     )
-    for name, rows in summary["heads"].items():
-        for number, row in enumerate(rows):
-            accuracies = (percent(row[key]) for key in ("before", "after", "agreement"))
-            heads.add_row("" if number else name, row["task"], f"{row['kept']:.0%}", f"{row['moved']:.3f}", *accuracies)
+    for name, changes in summary.heads.items():
+        for number, change in enumerate(changes):
+            accuracies = (percent(change.before), percent(change.after), percent(change.agreement))
+            heads.add_row("" if number else name, change.task, f"{change.kept:.0%}", f"{change.moved:.3f}", *accuracies)
     return Group(*(made for made in (compared, heads) if made.row_count))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,12 +21,12 @@ from etcl_deploy.config import Config
 from etcl_deploy.core import atomic
 from etcl_deploy.core.atomic import locked
 from etcl_deploy.errors import LearningError, RunError
-from etcl_deploy.learn.events import Report
 from etcl_deploy.learn.methods import METHODS
-from etcl_deploy.runs import store as directories
-from etcl_deploy.runs.session import resume, train
+from etcl_deploy.learn.run import RunSummary
+from etcl_deploy.runs import store
+from etcl_deploy.runs.session import Session, resume, train
 from etcl_deploy.runs.statistics import needed_bytes
-from etcl_deploy.runs.task_loading import Note, find_tasks, origin_of
+from etcl_deploy.runs.task_loading import find_tasks, origin_of
 
 RECORD, TABLE, RUNS = "compare.json", "compare.csv", "runs"
 FIGURES = ("acc", "fwt", "bwt", "seconds", "bytes")
@@ -105,33 +105,33 @@ class MethodComparison:
 
 def compare(
     configs: Mapping[str, Config],
-    data: Path | None,
-    seeds: int,
     directory: Path,
-    device: str,
-    report: Report,
-    note: Note = lambda text: None,
-    stage: Callable[[str], None] = lambda text: None,
-    root: Path | None = None,
+    *,
+    data: Path | None = None,
+    seeds: int = 1,
+    session: Session = Session(),
 ) -> MethodComparison:
     """Learn with every method, by its config, and every seed what is not learned yet; tables are written after each.
 
     The table is of all runs in the directory, also of those that other processes learn there at the same time. A method
     that cannot learn a task stops nobody else.
     """
-    _check_runs(directory, configs, data, root)
+    _check_runs(directory, configs, data, session.data_root)
     failed: list[str] = []
     for seed in range(seeds):
         for method, config in configs.items():
             run = directory / RUNS / f"{method}-{seed}"
             if _is_complete(run):
                 continue
-            stage(f"{method}, seed {seed}")
+            session.note(f"{method}, seed {seed}")
             try:
-                _learn(config.with_values({"method": method, "seed": seed}), data, run, device, report, note, root)
+                if (run / store.RECORD).exists():
+                    resume(run, session=session)
+                else:
+                    train(config.with_values({"method": method, "seed": seed}), run, data=data, session=session)
             except LearningError as error:
                 failed.append(f"{method}, seed {seed}: {error}")
-                note(failed[-1])
+                session.note(failed[-1])
             _write_table(directory, list(configs), failed)
     return _write_table(directory, list(configs), failed)
 
@@ -145,13 +145,13 @@ def _write_table(directory: Path, first: Sequence[str], failed: Sequence[str]) -
     return made
 
 
-def summary_beside(stored: directories.StoredRun, run: Path) -> dict[str, Any]:
+def summary_beside(stored: store.StoredRun, run: Path) -> RunSummary:
     """What the run in that directory came to; with forward transfer, if `etcl compare` left a run of `one` beside it
     that fits."""
     one = run.parent / f"one-{run.name.rpartition('-')[2]}"
-    if run.parent.name == RUNS and one != run and (one / directories.RECORD).exists():
+    if run.parent.name == RUNS and one != run and (one / store.RECORD).exists():
         with suppress(RunError):
-            return stored.summary(directories.load(one))
+            return stored.summary(store.load_run(one))
     return stored.summary()
 
 
@@ -160,7 +160,7 @@ def _check_runs(directory: Path, configs: Mapping[str, Config], data: Path | Non
     any_config = next(iter(configs.values()))
     items: dict[int, list[tuple[str, str]]] = {}  # by seed: names and digests of the tasks to be learned
     for run in _runs(directory):
-        stored = directories.load(run, finished=False)
+        stored = store.load_run(run, finished=False)
         method, seed = stored.config.learning.method, stored.config.learning.seed
         wanted = configs.get(method, stored.config).with_values({"method": method, "seed": seed})
         if stored.config != wanted or stored.config.budget() != any_config.budget():
@@ -174,20 +174,11 @@ def _check_runs(directory: Path, configs: Mapping[str, Config], data: Path | Non
 
 def _runs(directory: Path) -> list[Path]:
     """What was learned here, or begun."""
-    return [path.parent for path in sorted((directory / RUNS).glob(f"*-*/{directories.RECORD}"))]
+    return [path.parent for path in sorted((directory / RUNS).glob(f"*-*/{store.RECORD}"))]
 
 
 def _is_complete(run: Path) -> bool:
-    return (run / directories.RECORD).exists() and not directories.load(run, finished=False).waiting
-
-
-def _learn(
-    config: Config, data: Path | None, run: Path, device: str, report: Report, note: Note, root: Path | None
-) -> None:
-    if (run / directories.RECORD).exists():
-        resume(run, device, report, note, root)
-    else:
-        train(config, data, run, device, report, note, root)
+    return (run / store.RECORD).exists() and not store.load_run(run, finished=False).waiting
 
 
 def _table(directory: Path, first: Sequence[str]) -> MethodComparison:
@@ -195,12 +186,13 @@ def _table(directory: Path, first: Sequence[str]) -> MethodComparison:
     configs: dict[str, Config] = {}
     found = []
     for run in _runs(directory):
-        stored = directories.load(run, finished=False)
+        stored = store.load_run(run, finished=False)
         learning = stored.config.learning
         is_copy = run.name != f"{learning.method}-{learning.seed}"
         if stored.run.tasks and not stored.waiting and not is_copy:
             size = sum(needed_bytes(stored.run.network).values())
-            found.append({**summary_beside(stored, run), "bytes": size, "versions": dict(stored.run.versions)})
+            summary = summary_beside(stored, run).as_json()
+            found.append({**summary, "bytes": size, "versions": dict(stored.run.versions)})
             configs.setdefault(learning.method, stored.config)
     order = [method for method in dict.fromkeys((*first, *METHODS)) if method in configs]
     return MethodComparison.of({method: configs[method] for method in order}, found)

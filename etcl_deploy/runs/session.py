@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -22,105 +22,99 @@ from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task_training import Checkpoint
 from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.network.distributed import ALONE, Distributed
-from etcl_deploy.runs import store as directories
+from etcl_deploy.runs import store
 from etcl_deploy.runs.build import build_network, choose_device
 from etcl_deploy.runs.logs import write_logs
 from etcl_deploy.runs.store import StoredRun
-from etcl_deploy.runs.task_loading import Note, find_tasks, origin_of, tasks_of
+from etcl_deploy.runs.task_loading import FoundTasks, Note, find_tasks, origin_of, tasks_of
+
+
+@dataclass(frozen=True)
+class Session:
+    """Where runs are learned, by which processes, and who hears of it."""
+
+    device: str = "auto"  # auto, cpu or cuda
+    report: Report = lambda event: None  # hears every event of the trainer
+    note: Note = lambda text: None  # hears what the user should know
+    distributed: Distributed = ALONE
+    data_root: Path | None = None  # where data sets are; None: $ETCL_DATA
 
 
 def train(
     config: Config,
-    data: Path | None,
     directory: Path,
-    device: str,
-    report: Report,
-    note: Note = lambda text: None,
-    root: Path | None = None,
-    distributed: Distributed = ALONE,
-) -> Run:
-    """Find the tasks and learn them, perhaps together with other processes; `note` hears what the user should know.
+    *,
+    data: Path | None = None,
+    session: Session = Session(),
+    tasks: FoundTasks | None = None,
+) -> StoredRun:
+    """Learn the config's sequence of tasks, or the tasks in `data`; `tasks` are those, where they are at hand already.
 
     The run in `directory` can be taken up again at any moment; whatever is wrong with settings or data leaves nothing
     there.
     """
-    directories.check_free(directory)
-    network = build_network(config).to(choose_device(device))
-    found = find_tasks(config, data, root)
+    store.check_free(directory)
+    network = build_network(config).to(choose_device(session.device))
+    found = tasks or find_tasks(config, data, session.data_root)
     check_tasks(network, found.tasks, config.learning)
     for words in (*found.partial, *found.notes):
-        note(words)
+        session.note(words)
     origin = origin_of(found, data)
-    distributed.same(repr((config, origin.tasks)), "what is to be learned")  # from here on the first of them may write
-    if distributed.first:
+    group = session.distributed
+    group.same(repr((config, origin.tasks)), "what is to be learned")  # from here on the first of them may write
+    if group.first:
         directory.mkdir(parents=True, exist_ok=True)
-    with _kept(directory, distributed):
-        if distributed.first:
-            directories.check_free(directory)  # again: another process may have been quicker
-        stored = StoredRun(Run(network), config, (origin,))
-        return _go_on(stored, found.tasks, None, directory, report, note, distributed)
+    with _lock(directory, group):
+        if group.first:
+            store.check_free(directory)  # again: another process may have been quicker
+        return _learn_waiting(StoredRun(Run(network), config, (origin,)), found.tasks, None, directory, session)
 
 
 def resume(
-    directory: Path,
-    device: str,
-    report: Report,
-    note: Note = lambda text: None,
-    root: Path | None = None,
-    values: Mapping[str, Any] = MappingProxyType({}),
-    distributed: Distributed = ALONE,
-) -> tuple[Run, Config]:
+    directory: Path, values: Mapping[str, Any] = MappingProxyType({}), *, session: Session = Session()
+) -> StoredRun:
     """Go on with a run from where it was left; it ends with the bytes it would have had.
 
     With `values` the tasks it has yet to learn are learned with other settings, the first of them from its beginning if
     they say how.
     """
-    directories.check_there(directory)
-    with _kept(directory, distributed):
-        stored = directories.load(directory, choose_device(device), finished=False)
+    store.check_there(directory)
+    with _lock(directory, session.distributed):
+        stored = store.load_run(directory, choose_device(session.device), finished=False)
         old = stored.config
         stored = _changed(stored, values) if values else stored
-        tasks = tasks_of(stored, note, root)
+        tasks = tasks_of(stored, session.note, session.data_root)
         anew = stored.config.learning != old.learning or not stored.waiting
-        checkpoint = None if anew else directories.load_checkpoint(directory, stored.waiting[0])
-        distributed.same(repr((stored.config, stored.digest, stored.waiting)), "what is left to be learned")
+        checkpoint = None if anew else store.load_checkpoint(directory, stored.waiting[0])
+        session.distributed.same(repr((stored.config, stored.digest, stored.waiting)), "what is left to be learned")
         # Only now: whatever is wrong with settings or data costs nothing.
-        if stored.config != old and distributed.first:
-            changed = {key: value for key, value in values.items() if old.with_values({key: value}) != old}
-            write_logs(directory)(SettingsChanged(changed))
-            report(SettingsChanged(changed))
-        return _go_on(stored, tasks, checkpoint, directory, report, note, distributed), stored.config
+        if stored.config != old and session.distributed.first:
+            changed = SettingsChanged({k: value for k, value in values.items() if old.with_values({k: value}) != old})
+            write_logs(directory)(changed)
+            session.report(changed)
+        return _learn_waiting(stored, tasks, checkpoint, directory, session)
 
 
-def add(
-    directory: Path,
-    data: Path,
-    device: str,
-    report: Report,
-    note: Note = lambda text: None,
-    root: Path | None = None,
-    distributed: Distributed = ALONE,
-) -> tuple[Run, Config]:
+def add(directory: Path, data: Path, *, session: Session = Session()) -> StoredRun:
     """Learn further tasks, from a folder, on a run that is complete."""
-    directories.check_there(directory)
-    with _kept(directory, distributed):
-        stored = directories.load(directory, choose_device(device))
+    store.check_there(directory)
+    with _lock(directory, session.distributed):
+        stored = store.load_run(directory, choose_device(session.device))
         if stored.waiting:
-            hint = (
-                f"first: {directories.how_to_go_on(directory)} (with --tasks {len(stored.run.tasks)} to leave it out)"
-            )
+            leave_out = f"(with --tasks {len(stored.run.tasks)} to leave it out)"
+            hint = f"first: {store.how_to_go_on(directory)} {leave_out}"
             raise RunError(f"{directory} has not learned {stored.waiting[0]!r} yet; {hint}")
-        new = find_tasks(replace(stored.config, tasks=None), data, root)
+        new = find_tasks(replace(stored.config, tasks=None), data, session.data_root)
         check_tasks(stored.run.network, new.tasks, stored.config.learning)
         for words in new.notes:
-            note(words)
-        tasks = [*tasks_of(stored, note, root), *new.tasks]
+            session.note(words)
+        tasks = [*tasks_of(stored, session.note, session.data_root), *new.tasks]
         larger = replace(stored, origins=(*stored.origins, origin_of(new, data)))
-        distributed.same(repr((stored.digest, larger.origins[-1].tasks)), "what is to be learned")
-        return _go_on(larger, tasks, None, directory, report, note, distributed), stored.config
+        session.distributed.same(repr((stored.digest, larger.origins[-1].tasks)), "what is to be learned")
+        return _learn_waiting(larger, tasks, None, directory, session)
 
 
-def _kept(directory: Path, distributed: Distributed) -> AbstractContextManager[None]:
+def _lock(directory: Path, distributed: Distributed) -> AbstractContextManager[None]:
     """Keep other runs of `etcl` out of the directory; of several processes that learn together, the first does."""
     return locked(directory) if distributed.first else nullcontext()
 
@@ -145,63 +139,60 @@ def _changed(stored: StoredRun, values: Mapping[str, Any]) -> StoredRun:
     return replace(stored, config=config, origins=tuple(o for o in origins if o.tasks))
 
 
-def _go_on(
-    stored: StoredRun,
-    tasks: Sequence[Task],
-    checkpoint: Checkpoint | None,
-    directory: Path,
-    report: Report,
-    note: Note,
-    distributed: Distributed,
-) -> Run:
+def _learn_waiting(
+    stored: StoredRun, tasks: Sequence[Task], checkpoint: Checkpoint | None, directory: Path, session: Session
+) -> StoredRun:
     """Learn the tasks that are waiting, the first of them from `checkpoint` on."""
-    run, config, waiting = stored.run, stored.config, stored.waiting
-    write = _writer(stored, directory, new_checkpoint=checkpoint is None) if distributed.first else _nothing
-    with _polite_stop(note) as stop_wanted:
+    run, group = stored.run, session.distributed
+    writer = _Writer(stored, directory, new_checkpoint=checkpoint is None) if group.first else None
+    with _polite_stop(session.note) as stop_wanted:
 
         def write_and_report(event: Event) -> None:
-            stop = isinstance(event, StepDone) and distributed.any(wanted=stop_wanted())
-            write(event, stop)
+            stop = isinstance(event, StepDone) and group.any(wanted=stop_wanted())
+            if writer:
+                writer.write(event, stop=stop)
             if stop:
                 raise KeyboardInterrupt
-            report(event)
+            session.report(event)
 
         if checkpoint:
             write_and_report(Resumed(checkpoint.task, int(checkpoint.numbers["epoch"] or 0) + 1))
-        return learn_sequence(
+        run = learn_sequence(
             run.network,
-            [task for task in tasks if task.name in waiting],
-            config.learning,
+            [task for task in tasks if task.name in stored.waiting],
+            stored.config.learning,
             write_and_report,
             before=run,
             earlier=[task for task in tasks if task.name in run.tasks],
             checkpoint=checkpoint,
-            distributed=distributed,
+            distributed=group,
         )
+    return writer.stored if writer else replace(stored, run=run)
 
 
-def _writer(stored: StoredRun, directory: Path, *, new_checkpoint: bool) -> Callable[[Event, bool], None]:
-    """What writes a run to its directory: every task, and the task under way now and then or when it is to stop."""
-    directories.tidy(directory)
-    if new_checkpoint:
-        directories.remove_checkpoint(directory)
-    directories.save(stored, directory)
-    saved, log = time.monotonic(), write_logs(directory)
+class _Writer:
+    """Writes a run to its directory: every task, and the task under way now and then or when it is to stop."""
 
-    def write(event: Event, stop: bool) -> None:
-        nonlocal saved
+    def __init__(self, stored: StoredRun, directory: Path, *, new_checkpoint: bool) -> None:
+        store.tidy(directory)
+        if new_checkpoint:
+            store.remove_checkpoint(directory)
+        self.stored = store.save(stored, directory)
+        self._directory = directory
+        self._saved = time.monotonic()
+        self._log = write_logs(directory)
+
+    def write(self, event: Event, *, stop: bool) -> None:
+        """Write what an event of the trainer brings."""
         if isinstance(event, TaskDone):
-            directories.save(replace(stored, run=event.run), directory)
-        elif isinstance(event, StepDone) and (stop or time.monotonic() - saved >= stored.config.checkpoint_seconds):
-            directories.save_checkpoint(event.checkpoint(), directory)
-            saved = time.monotonic()
-        log(event)
+            self.stored = store.save(replace(self.stored, run=event.run), self._directory)
+        elif isinstance(event, StepDone) and (stop or self._is_due()):
+            store.save_checkpoint(event.checkpoint(), self._directory)
+            self._saved = time.monotonic()
+        self._log(event)
 
-    return write
-
-
-def _nothing(event: Event, stop: bool) -> None:
-    """What a process does that leaves writing to another."""
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._saved >= self.stored.config.checkpoint_seconds
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from etcl_deploy.core.plan import Plan, PlanError
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import RunError
 from etcl_deploy.learn.metrics import forward_transfer
-from etcl_deploy.learn.run import Run
+from etcl_deploy.learn.run import Run, RunSummary
 from etcl_deploy.learn.similarity import Comparison
 from etcl_deploy.learn.task_record import HeadChange, TaskRecord
 from etcl_deploy.learn.task_training import Checkpoint
@@ -72,11 +72,10 @@ class StoredRun:
         """What data sets were not complete, in words."""
         return [words for origin in self.origins for words in origin.partial]
 
-    def summary(self, one: StoredRun | None = None) -> dict[str, Any]:
-        """What `etcl train` and `etcl eval` report; with forward transfer, if the run of `one` is there."""
+    def summary(self, one: StoredRun | None = None) -> RunSummary:
+        """The figures of the run; with forward transfer, if the run of `one` is there."""
         fwt = forward_transfer(self.run.matrix, self._learned_alone(one)) if one else None
-        known = {"fwt": fwt, "partial": self.partial, "digest": self.digest}
-        return {**self.run.summary(self.config), **known}
+        return self.run.summary(self.config, fwt=fwt, partial=self.partial, digest=self.digest)
 
     def _learned_alone(self, one: StoredRun) -> list[float | None]:
         """What `one` came to on each of this run's tasks, which must be the very same."""
@@ -132,8 +131,11 @@ def tidy(directory: Path) -> None:
             left.unlink()
 
 
-def save(stored: StoredRun, directory: Path) -> None:
-    """Write what is new since the last time; the previous state stays valid until the new one is complete."""
+def save(stored: StoredRun, directory: Path) -> StoredRun:
+    """Write what is new since the last time; the previous state stays valid until the new one is complete.
+
+    Gives the run with the digest it is now stored under.
+    """
     run = stored.run
     network = run.network
     entries = _read_record(directory)["tasks"] if (directory / RECORD).exists() else []
@@ -168,9 +170,10 @@ def save(stored: StoredRun, directory: Path) -> None:
     _remove(directory, "backbone", keep=record["state"]["name"])
     if len(entries) > before:
         remove_checkpoint(directory)
+    return replace(stored, digest=_digest(record))
 
 
-def load(directory: Path, device: torch.device = CPU, *, finished: bool = True) -> StoredRun:
+def load_run(directory: Path, device: torch.device = CPU, *, finished: bool = True) -> StoredRun:
     """The run in a directory, every file checked against its digest; with `finished`, one task at least."""
     path = directory / RECORD
     try:

@@ -25,7 +25,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundTasks:
     """Tasks, where only a part of a data set was at hand, and what else the user should know; both in words."""
 
     tasks: list[Task]
@@ -33,7 +33,7 @@ class Found:
     notes: list[str]
 
 
-def find_tasks(config: Config, data: Path | None, root: Path | None = None) -> Found:
+def find_tasks(config: Config, data: Path | None, root: Path | None = None) -> FoundTasks:
     """The tasks of a folder or file, or of the config's sequence."""
     if data is not None:
         own = read_own(data, config.images.test_share, config.learning.seed, config.tasks)
@@ -58,7 +58,7 @@ def find_tasks(config: Config, data: Path | None, root: Path | None = None) -> F
     return _found(sources, config, partial, [])
 
 
-def _found(sources: Sequence[Source], config: Config, partial: list[str], notes: list[str]) -> Found:
+def _found(sources: Sequence[Source], config: Config, partial: list[str], notes: list[str]) -> FoundTasks:
     """The sources as tasks; if their images would fill more memory than they may, they are read when needed."""
     preprocessing = preprocessing_of(config)
     needed = sum(source.file_bytes(preprocessing) for source in sources) / 1e9
@@ -66,10 +66,10 @@ def _found(sources: Sequence[Source], config: Config, partial: list[str], notes:
     if stored:
         why = f"{needed:.2g} GB of images, more than memory_gb = {config.memory_gb:g}"
         notes = [*notes, f"{why}: they are read from their files in every epoch"]
-    return Found([source.prepared(preprocessing, stored=stored) for source in sources], partial, notes)
+    return FoundTasks([source.prepared(preprocessing, stored=stored) for source in sources], partial, notes)
 
 
-def origin_of(found: Found, data: Path | None) -> Origin:
+def origin_of(found: FoundTasks, data: Path | None) -> Origin:
     """What a run remembers of where tasks came from."""
     known = [(task.name, digest(task)) for task in found.tasks]
     return Origin(str(data.absolute()) if data else None, known, found.partial)

@@ -12,17 +12,16 @@ import torch
 from etcl_deploy.bundle.bundle import Bundle, BundledTask, save, to_bytes
 from etcl_deploy.bundle.layout import Layout, join
 from etcl_deploy.bundle.precision import reduced_head, reduced_weights
-from etcl_deploy.config import Config
 from etcl_deploy.core.atomic import check_replaceable
 from etcl_deploy.core.task import Items, parts, percent_right
 from etcl_deploy.errors import ExportError
-from etcl_deploy.learn.run import Run
 from etcl_deploy.network import masks
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.state import TaskState
+from etcl_deploy.runs.store import StoredRun
 from etcl_deploy.runtime.predictor import Predictor
 
-EACH = 1024  # items that are looked at together
+BATCH_SIZE = 1024  # items that are answered together
 
 
 def bundle_of(
@@ -58,15 +57,8 @@ def _bundled(layout: Layout, state: TaskState, accuracy: float | None, precision
     return BundledTask(state.name, state.classes, density, accuracy, accuracy, norm, reduced_head(head, precision))
 
 
-def with_accuracies(bundle: Bundle, found: Mapping[str, float | None]) -> Bundle:
-    """The bundle with what it was found to reach itself, in the place of what was learned."""
-    tasks = {name: replace(task, accuracy=found[name]) for name, task in bundle.tasks.items()}
-    return replace(bundle, tasks=tasks)
-
-
 def bundle_run(
-    run: Run,
-    config: Config,
+    stored: StoredRun,
     path: Path,
     encoding: str = "coded",
     precision: str = "fp32",
@@ -78,24 +70,24 @@ def bundle_run(
     there.
     """
     check_replaceable(path)
+    run, config, summary = stored.run, stored.config, stored.summary()
     accuracies = dict(zip(run.tasks, run.matrix[-1], strict=True))
-    summary = run.summary(config)
     about = {
-        **{key: summary[key] for key in ("method", "recipe", "seed", "matrix", "acc", "bwt")},
+        **{key: getattr(summary, key) for key in ("method", "recipe", "seed", "matrix", "acc", "bwt")},
         "config": config.as_json(),
         "versions": dict(run.versions),
     }
     bundle = bundle_of(run.network, config.network.backbone, accuracies, about, precision)
     if precision != "fp32":
         predictor = Predictor(bundle)
-        found = {
-            name: _accuracy(predictor, name, items) for name, items in (tests or {}).items() if name in bundle.tasks
-        }
-        bundle = with_accuracies(bundle, {name: found.get(name) for name in bundle.tasks})
+        known = [(name, items) for name, items in (tests or {}).items() if name in bundle.tasks]
+        measured = {name: _accuracy(predictor, name, items) for name, items in known}
+        tasks = {name: replace(task, accuracy=measured.get(name)) for name, task in bundle.tasks.items()}
+        bundle = replace(bundle, tasks=tasks)
     save(path, to_bytes(bundle, encoding))
 
 
 def _accuracy(predictor: Predictor, name: str, items: Items) -> float:
     """The share of items, in percent, that a task gets right."""
-    found = zip(parts(items.images, EACH), parts(items.labels, EACH), strict=True)
-    return percent_right((predictor.logits(name, images), labels) for images, labels in found)
+    batches = zip(parts(items.images, BATCH_SIZE), parts(items.labels, BATCH_SIZE), strict=True)
+    return percent_right((predictor.logits(name, images), labels) for images, labels in batches)

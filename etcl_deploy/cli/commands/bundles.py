@@ -29,7 +29,7 @@ def bundle(
 ) -> None:
     """Write one file with everything needed to predict."""
     from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes
-    from etcl_deploy.runs.store import load
+    from etcl_deploy.runs.store import load_run
     from etcl_deploy.runs.task_loading import tasks_of
     from etcl_deploy.runs.to_bundle import bundle_run
 
@@ -39,9 +39,9 @@ def bundle(
             raise typer.BadParameter(f"a bundle keeps its precision, {whole.precision}; name the run it was made from")
         save(output, to_bytes(whole, encoding))
     else:
-        stored, kept = load(run), precision or "fp32"
+        stored, kept = load_run(run), precision or "fp32"
         tasks = [] if kept == "fp32" else tasks_of(stored, _note, data_root)
-        bundle_run(stored.run, stored.config, output, encoding, kept, {task.name: task.test for task in tasks})
+        bundle_run(stored, output, encoding, kept, {task.name: task.test for task in tasks})
     inspect(output, as_json)
 
 

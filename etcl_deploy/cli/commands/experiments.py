@@ -64,13 +64,15 @@ def compare(
     from etcl_deploy.cli.progress import TrainingProgress
     from etcl_deploy.report.tables import compare_report
     from etcl_deploy.runs import compare as comparing
+    from etcl_deploy.runs.session import Session
 
     values = settings_of(settings, {"epochs": epochs, "tasks": tasks})
     names = [name.strip() for name in methods.split(",")]
     configs = {name: config_of(recipe, own, {**values, "method": name}) for name in names}
     progress = TrainingProgress(err)
     with progress.bars:
-        made = comparing.compare(configs, own, seeds, output, device, progress, progress.note, progress.note, data_root)
+        session = Session(device, progress, progress.note, data_root=data_root)
+        made = comparing.compare(configs, output, data=own, seeds=seeds, session=session)
     show(made.as_json(), as_json=as_json, picture=compare_report(made.rows))
     if made.failed:
         raise typer.Exit(1)

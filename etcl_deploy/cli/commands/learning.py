@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console, Group
@@ -23,7 +24,9 @@ from etcl_deploy.cli.commands.console import (
 from etcl_deploy.errors import EtclError, LearningError
 
 if TYPE_CHECKING:
-    from etcl_deploy.learn.events import Report
+    from etcl_deploy.learn.events import Event, Report
+    from etcl_deploy.runs.session import Session
+    from etcl_deploy.runs.store import StoredRun
 
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write to RUN/tensorboard, too.")]
 DATA_HELP = "Your own tasks: DIR/<task>/<class>/*.png, DIR/<task>.npz, or a CSV file."
@@ -69,29 +72,19 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Learn a sequence of tasks: a recipe, or the folders in --data. Ctrl-C saves; --resume goes on."""
-    from etcl_deploy.runs import session as training
+    from etcl_deploy.runs import session as runs
 
     named = {"method": method, "backbone": backbone, "epochs": epochs, "density": density, "seed": seed, "tasks": tasks}
     values = settings_of(settings, named)
-    if resume:
-        if recipe or data:
-            raise typer.BadParameter("--resume goes on with the run's own recipe and data: leave them out")
-        _learn(
-            lambda report, note, group: training.resume(run, device, report, note, data_root, values, group),
-            run,
-            device,
-            as_json=as_json,
-            tensorboard=tensorboard,
-        )
-        return
-    config = config_of(recipe, data, values)
-    _learn(
-        lambda report, note, group: training.train(config, data, run, device, report, note, data_root, group),
-        run,
-        device,
-        as_json=as_json,
-        tensorboard=tensorboard,
-    )
+    if resume and (recipe or data):
+        raise typer.BadParameter("--resume goes on with the run's own recipe and data: leave them out")
+    config = None if resume else config_of(recipe, data, values)
+    with _session(run, device, data_root, tensorboard=tensorboard) as session:
+        if config is None:
+            stored = runs.resume(run, values, session=session)
+        else:
+            stored = runs.train(config, run, data=data, session=session)
+    _show_run(stored, session, as_json=as_json)
 
 
 def add(
@@ -103,15 +96,11 @@ def add(
     as_json: Json = False,
 ) -> None:
     """Learn one or more further tasks on an existing run, with its own settings."""
-    from etcl_deploy.runs import session as training
+    from etcl_deploy.runs import session as runs
 
-    _learn(
-        lambda report, note, group: training.add(run, data, device, report, note, data_root, group),
-        run,
-        device,
-        as_json=as_json,
-        tensorboard=tensorboard,
-    )
+    with _session(run, device, data_root, tensorboard=tensorboard) as session:
+        stored = runs.add(run, data, session=session)
+    _show_run(stored, session, as_json=as_json)
 
 
 def evaluate(
@@ -122,33 +111,37 @@ def evaluate(
     """Accuracy matrix, ACC, BWT, FWT, share claimed; what each task was compared with, which heads it changed."""
     from etcl_deploy.report.tables import run_report, transfer_report
     from etcl_deploy.runs.compare import summary_beside
-    from etcl_deploy.runs.store import load
+    from etcl_deploy.runs.store import load_run
 
-    stored = load(run)
-    summary = stored.summary(load(one)) if one else summary_beside(stored, run)
-    show(summary, as_json=as_json, picture=Group(run_report(summary), transfer_report(summary)))
+    stored = load_run(run)
+    summary = stored.summary(load_run(one)) if one else summary_beside(stored, run)
+    show(summary.as_json(), as_json=as_json, picture=Group(run_report(summary), transfer_report(summary)))
 
 
-def _learn(
-    learn: Callable[[Any, Any, Any], object], run: Path, device: str, *, as_json: bool, tensorboard: bool
-) -> None:
-    """Learn with progress on stderr, then show the run; if interrupted, say how to go on.
+@contextmanager
+def _session(run: Path, device: str, data_root: Path | None, *, tensorboard: bool) -> Iterator[Session]:
+    """A session with progress on stderr; if it is interrupted, the user is told how to go on.
 
     Of several processes that learn together the first does all of the speaking.
     """
     from etcl_deploy.cli.progress import TrainingProgress
     from etcl_deploy.network.distributed import joined
-    from etcl_deploy.report.tables import run_report
     from etcl_deploy.runs.build import choose_device
     from etcl_deploy.runs.logs import write_tensorboard
-    from etcl_deploy.runs.store import RECORD, how_to_go_on, load
+    from etcl_deploy.runs.session import Session
+    from etcl_deploy.runs.store import RECORD, how_to_go_on
 
     with joined(choose_device(device).type) as distributed:
         progress = TrainingProgress(err if distributed.first else Console(quiet=True))
-        hearers: list[Report] = [progress, *([write_tensorboard(run)] if tensorboard and distributed.first else [])]
+        reports: list[Report] = [progress, *([write_tensorboard(run)] if tensorboard and distributed.first else [])]
+
+        def report(event: Event) -> None:
+            for hear in reports:
+                hear(event)
+
         try:
             with progress.bars:
-                learn(lambda event: [hear(event) for hear in hearers], progress.note, distributed)
+                yield Session(device, report, progress.note, distributed, data_root)
         except KeyboardInterrupt:
             if (run / RECORD).exists():
                 progress.note(f"interrupted; go on with: {how_to_go_on(run)}")
@@ -157,6 +150,11 @@ def _learn(
             if (run / RECORD).exists():
                 progress.note(f"finished tasks are kept; --set NAME=VALUE may help: {how_to_go_on(run)}")
             raise
-    if distributed.first:
-        summary = load(run).summary()
-        show(summary, as_json=as_json, picture=run_report(summary))
+
+
+def _show_run(stored: StoredRun, session: Session, *, as_json: bool) -> None:
+    from etcl_deploy.report.tables import run_report
+
+    if session.distributed.first:
+        summary = stored.summary()
+        show(summary.as_json(), as_json=as_json, picture=run_report(summary))
