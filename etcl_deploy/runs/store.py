@@ -5,7 +5,7 @@
                                   as the last finished task left them
     tasks/NUMBER-DIGEST.safetensors  a finished task: mask, normalization, head, what is known of it, and the heads of
                                   earlier tasks as it left them
-    checkpoint-DIGEST.safetensors     the task under way, at some step of it
+    checkpoint-DIGEST.safetensors  the task under way, at some step of it
     events.jsonl, epochs.csv      what happened; see runs/logs.py
 
 Files are named by their content and never changed; `run.json`, which names them, is replaced last. A crash at any
