@@ -53,7 +53,7 @@ class DemoTask:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo found."""
+    """The result of the demo."""
 
     tasks: tuple[DemoTask, ...]
     bundle: int
@@ -62,7 +62,7 @@ class DemoResult:
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        """What `etcl demo --json` prints."""
+        """The document that `etcl demo --json` prints."""
         return {
             "tasks": [{**asdict(task), "agree": task.agree} for task in self.tasks],
             "bytes": {"bundle": self.bundle, "separate": self.separate},
@@ -99,7 +99,7 @@ def run_demo(workdir: Path, report: Report, stage: Callable[[str], None]) -> Dem
             run.matrix[i][i],
             run.matrix[-1][i],
             len(task.test_y),
-            {way: _same(found[task.name], network[task.name]) for way, found in ways.items()},
+            {way: _same(classes[task.name], network[task.name]) for way, classes in ways.items()},
         )
         for i, task in enumerate(tasks)
     )
@@ -107,8 +107,8 @@ def run_demo(workdir: Path, report: Report, stage: Callable[[str], None]) -> Dem
     return DemoResult(rows, path.stat().st_size, separate_bytes(bundle), largest_batch, seconds)
 
 
-def _same(found: list[int], expected: list[int]) -> int:
-    return sum(a == b for a, b in zip(found, expected, strict=True))
+def _same(classes: list[int], expected: list[int]) -> int:
+    return sum(a == b for a, b in zip(classes, expected, strict=True))
 
 
 def _ask_predictor(predictor: Predictor, tasks: list[Task]) -> Classes:
@@ -125,14 +125,14 @@ def _ask_server(server: Server, tasks: list[Task]) -> Classes:
     queues = [[(task.name, image) for image in load(task.test_x)] for task in tasks]
     mixed = [item for item in chain(*zip_longest(*queues)) if item is not None]
 
-    found: Classes = {task.name: [] for task in tasks}
+    classes: Classes = {task.name: [] for task in tasks}
     with server.client() as client:
         answers = client.predict_many([png(image) for _, image in mixed], [name for name, _ in mixed])
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
-        found[answer.task].append(answer.index)
-    return found
+        classes[answer.task].append(answer.index)
+    return classes
 
 
 def _ask_onnx(bundle: bundles.Bundle, task: Task, path: Path) -> list[int]:

@@ -50,6 +50,9 @@ app.add_typer(experiments.data, name="data")
 
 def main() -> None:
     """Run `etcl`; what is at fault in the input is one line and exit code 1, a traceback only with --debug."""
+    # Torch's threads sleep while they wait for each other, so that a busy neighbour costs its share and no more. This
+    # must be set before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         app(arguments, prog_name="etcl")

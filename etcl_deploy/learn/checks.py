@@ -1,4 +1,4 @@
-"""What is checked around learning: tasks before it, numbers after it, sameness across processes."""
+"""Checks around learning: of tasks before it, of numbers after it, of equality across processes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,8 @@ def check_tasks(network: MaskedNetwork, tasks: Sequence[Task], options: Learning
             if len(items) == 0 or len(items.images) != len(items):
                 raise DataError(f"{where} has {len(items.images)} {part} images and {len(items)} labels")
             if items.images.shape[1:] != network.preprocessing.shape or items.images.dtype != torch.uint8:
-                found = f"{items.images.dtype} {list(items.images.shape[1:])}"
-                raise DataError(
-                    f"{where}: {part} images are {found}; {list(network.preprocessing.shape)} uint8 is right"
-                )
+                got = f"{items.images.dtype} {list(items.images.shape[1:])}"
+                raise DataError(f"{where}: {part} images are {got}; {list(network.preprocessing.shape)} uint8 is right")
             low, high = int(items.labels.min()), int(items.labels.max())
             if low < 0 or high >= len(task.classes):
                 wrong = low if low < 0 else high
@@ -44,7 +42,7 @@ def check_tasks(network: MaskedNetwork, tasks: Sequence[Task], options: Learning
 
 
 def warnings_for(method: Method, training: Items, validation: Items) -> list[str]:
-    """What is odd about a task that is about to be learned."""
+    """Warnings about a task that is about to be learned."""
     network, options = method.network, method.options
     warnings = []
     if len(training) < options.batch_size:
@@ -75,7 +73,7 @@ def diverged(task: str, options: Learning, what: str) -> LearningError:
 
 
 def fingerprint(network: MaskedNetwork, name: str) -> str:
-    """A digest of all that a task left in the network: backbone, scores, claimed weights; its mask, norms and head."""
+    """A digest of the network after a task: backbone, scores, claimed weights; the task's mask, norms and all heads."""
     state = network.finished[name]
     digest = hashlib.sha256()
     for layer in network.masked_layers.values():

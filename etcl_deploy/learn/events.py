@@ -1,4 +1,4 @@
-"""What the trainer tells while it works. It never prints."""
+"""Events that the trainer reports while it works. It never prints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SettingsChanged:
 
 @dataclass(frozen=True)
 class Compared:
-    """A task was held against earlier ones."""
+    """A task was compared with earlier ones."""
 
     task: str
     comparisons: tuple[Comparison, ...]

@@ -1,4 +1,4 @@
-"""The matrix of accuracies, and what is read from it (Eq. metrics). Pure."""
+"""ACC, BWT and FWT from the matrix of accuracies (Eq. metrics). Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CROWDED = 0.95  # the share of claimed weights from which on a user should know
 
 
 def shortage(claimed: float) -> str | None:
-    """What a user should know of the weights that are left, and what helps; None while there are enough."""
+    """A warning that few free weights are left, and what helps; None while there are enough."""
     if claimed <= CROWDED:
         return None
     how_many = "every weight is" if claimed > 0.999 else "nearly every weight is"
@@ -48,7 +48,7 @@ def _mean_change(pairs: Iterable[tuple[float | None, float | None]]) -> float | 
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """The mean; None of nothing, and where a value is not known: of the others it would be a mean of something else."""
-    found = list(values)
-    known = [value for value in found if value is not None]
-    return fmean(known) if known and len(known) == len(found) else None
+    """The mean; None for no values, or if any of them is not known."""
+    everything = list(values)
+    known = [value for value in everything if value is not None]
+    return fmean(known) if known and len(known) == len(everything) else None

@@ -24,7 +24,7 @@ FEATURE_BYTES = 1 << 28  # what the features of a task's items may take
 
 @dataclass(frozen=True)
 class HeadInputs:
-    """What a task's head sees of its own data, as a distribution: one Gaussian a class, all of one shape."""
+    """The distribution of a head's inputs over its own task's data: one Gaussian a class, all of one shape."""
 
     means: Tensor  # [classes, features]
     counts: Tensor  # [classes], how many items each had
@@ -42,14 +42,14 @@ class HeadInputs:
 
 @dataclass(frozen=True)
 class TaskSignature:
-    """What is kept of one task so that later ones can be related to it."""
+    """One task's part in later comparisons: two signatures of its sample, and its head's inputs."""
 
     original: SampleSignature  # of a sample of it, in a network that never learned
     learned: SampleSignature  # of the same sample, in its own sub-network
     inputs: HeadInputs
 
     def tensors(self) -> dict[str, Tensor]:
-        """The signature as named tensors."""
+        """All of it as named tensors."""
         return {
             f"{part.name}/{piece.name}": getattr(getattr(self, part.name), piece.name)
             for part in fields(self)
@@ -58,7 +58,7 @@ class TaskSignature:
 
     @classmethod
     def of(cls, memory: Mapping[str, Tensor]) -> TaskSignature:
-        """The signature that `tensors` took apart."""
+        """The inverse of `tensors`."""
         # Signatures are compared on the CPU, wherever the network is.
         original, learned = (
             SampleSignature(*(memory[f"{part}/{piece.name}"].cpu() for piece in fields(SampleSignature)))
@@ -68,7 +68,7 @@ class TaskSignature:
 
 
 def sample(images: Images, settings: Similarity, generator: torch.Generator) -> Tensor:
-    """The items a task is compared by."""
+    """A random sample of a task's items, by which it is compared with others."""
     wanted = max(settings.sample_items, math.ceil(settings.sample_share * len(images)))
     return load(images, torch.randperm(len(images), generator=generator)[: min(wanted, MAX_SAMPLE)])
 
@@ -116,10 +116,10 @@ class Comparer:
     def _nearest(
         self, original: SampleSignature, signatures: Mapping[str, TaskSignature]
     ) -> Mapping[str, TaskSignature]:
-        """The tasks that are nearest by nature, in the order they were learned.
+        """The tasks nearest in the untrained network, in the order they were learned.
 
-        Each costs a pass through its sub-network now and its head some epochs later: with any number of them before it
-        a task takes as long to learn as the one before.
+        Each compared task costs a pass through its sub-network now, and its head some epochs later. With a fixed number
+        of them a task takes no longer to learn than the one before it.
         """
         if len(signatures) <= self.settings.candidates:
             return signatures
@@ -130,14 +130,14 @@ class Comparer:
 
 @dataclass(frozen=True)
 class Seen:
-    """Items as a head sees them: `[items, features]`, and their labels."""
+    """Inputs of a head, `[items, features]`, and their labels."""
 
     features: Tensor
     labels: Tensor
 
 
 def seen_by_head(network: MaskedNetwork, items: Items, name: str) -> Seen:
-    """What the head of a finished task sees of items; of very many, the first ones (after a split: any)."""
+    """The inputs of a finished task's head for items; of very many, the first ones (a split has shuffled them)."""
     items = items.at_most(FEATURE_BYTES // (4 * network.plan.features))
     return Seen(network.embed(items.images, name), items.labels.to(network.device))
 

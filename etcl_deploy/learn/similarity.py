@@ -1,4 +1,4 @@
-"""Which earlier tasks resemble a new one (Eq. eq-dis, SDM). Pure.
+"""Similarity of a new task to earlier ones (Eq. eq-dis, SDM). Pure.
 
 A sample of a task's data is seen twice: by a network that never learned anything, and by the sub-network of an earlier
 task. Where learning brought two tasks closer than they were by nature, they share knowledge: they are similar.
@@ -22,7 +22,7 @@ QUANTILES = 1024  # points that stand for a one-dimensional distribution
 
 @dataclass(frozen=True)
 class SampleSignature:
-    """What is kept of a sample's features: unit vectors (or points on a line) with their weights.
+    """A sample's features in short: unit vectors (or points on a line) with their weights.
 
     points `[k, dimensions]`, weights `[k]`, summing to 1.
     """
@@ -33,9 +33,9 @@ class SampleSignature:
 
 @dataclass(frozen=True)
 class Distance:
-    """How to describe a sample, from its features `[items, dimensions]` and the energy to keep; how to compare two.
+    """A way to describe a sample, given its features `[items, dimensions]` and the energy to keep, and to compare two.
 
-    `roughly` orders others by how far they are, as `between` does by and large, in a fraction of its time.
+    `roughly` is a cheap stand-in for `between`: it orders samples by distance nearly as `between` does.
     """
 
     describe: Callable[[Tensor, float], SampleSignature]
@@ -45,7 +45,7 @@ class Distance:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A new task held against an earlier one: both distances, how much closer learning brought them, the verdict."""
+    """A new task compared with an earlier one: both distances, how much closer learning brought them, the verdict."""
 
     task: str
     distance: float  # in the earlier task's sub-network

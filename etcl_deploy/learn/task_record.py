@@ -1,4 +1,4 @@
-"""The knowledge base of a run: what is kept of each task for the sake of later ones."""
+"""The knowledge base of a run: a record of each task, for the sake of later ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from etcl_deploy.network.state import Head
 
 @dataclass(frozen=True)
 class HeadChange:
-    """A later task tried to improve the head of an earlier one: by how much it moved, and what came of it."""
+    """The attempt of a later task to improve the head of an earlier one, and its result."""
 
     task: str
     kept: float  # the share of the update that was kept; 0: the head is as it was
@@ -25,7 +25,7 @@ class HeadChange:
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """What is kept of one task."""
+    """Everything later tasks need to know of one task."""
 
     head: Head  # as the task was finished with; later tasks may have improved it since
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # what its method remembers of it alone
@@ -40,5 +40,5 @@ class TaskRecord:
 
 def most_similar_first(comparisons: Iterable[Comparison]) -> tuple[str, ...]:
     """The tasks found similar; of equally similar ones the latest, which knows most, comes first."""
-    found = [c for c in comparisons if c.similar]
-    return tuple(c.task for c in sorted(reversed(found), key=lambda c: -c.gap))
+    similar = [c for c in comparisons if c.similar]
+    return tuple(c.task for c in sorted(reversed(similar), key=lambda c: -c.gap))

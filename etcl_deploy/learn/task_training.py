@@ -1,7 +1,7 @@
-"""A task while it is learned: where it stands, what its optimizer remembers, the best state so far.
+"""A task while it is learned: its progress, its optimizer, the best state so far.
 
-It can be taken down as tensors and numbers at any step and set up again in another process; from there on every
-bit comes out as if nothing had happened.
+At any step a checkpoint of it can be taken and restored in another process. From there on every bit is what it would
+have been without the interruption.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from etcl_deploy.network.masked_network import MaskedNetwork
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A task under way, as data: all that is needed to go on with it."""
+    """All that is needed to go on with a task under way."""
 
     task: str
     device: str  # the kind of device it was learned on
@@ -34,12 +34,12 @@ class Checkpoint:
 
     @property
     def seconds(self) -> float:
-        """What it took so far."""
+        """The time it took so far."""
         return self.numbers.get("seconds") or 0.0
 
 
 class Shares(NamedTuple):
-    """How much of the learning rate a task learns with: less where it starts from what another has learned."""
+    """The share of the learning rate for each part: less where a part starts from what another task has learned."""
 
     backbone: float = 1.0  # weights, scores and normalization
     head: float = 1.0
@@ -50,7 +50,7 @@ FULL = Shares()
 
 
 class TaskTraining:
-    """Mutable on purpose: this is what changes from step to step."""
+    """One task under way. Mutable on purpose: it changes at every step."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class TaskTraining:
         return batches
 
     def read(self, items: Items, batches: Sequence[Tensor]) -> Iterator[Batch]:
-        """Batches of indices as what is to be learned from: this process's part of each."""
+        """This process's part of every batch of indices."""
         parts = [batch[self.group.span(len(batch))] for batch in batches]
         for batch, (images, labels) in zip(batches, items.read(parts, self.network.device), strict=True):
             yield Batch(images, labels, len(batch), self.dropout, self.group)
@@ -118,7 +118,7 @@ class TaskTraining:
             work.reflect()
 
     def end_epoch(self, validation: float | None) -> None:
-        """Note how well the epoch went, and go on to the next."""
+        """Remember how well the epoch went, and go on to the next."""
         if validation is not None and (self.best is None or validation > self.best):
             self.best, self.waited = validation, 0
             if self.options.keep == "best":
@@ -141,7 +141,7 @@ class TaskTraining:
                 tensor.copy_(self.best_tensors[name])
 
     def checkpoint(self) -> Checkpoint:
-        """Everything needed to go on from here."""
+        """A checkpoint of this step."""
         numbers = {"epoch": self.epoch, "step": self.step, "best": self.best, "waited": self.waited}
         numbers["seconds"] = time.monotonic() - self.began
         tensors = {f"network/{k}": v for k, v in self._learned().items()}
@@ -155,7 +155,7 @@ class TaskTraining:
         return Checkpoint(self.task, kind, numbers, {k: v.detach().cpu().clone() for k, v in tensors.items()})
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Stand where the checkpoint was taken."""
+        """Go on from a checkpoint."""
         if checkpoint.device != self.network.device.type:
             hint = f"go on with --device {checkpoint.device}"
             raise LearningError(f"task {self.task!r} was left while it was learned on {checkpoint.device}; {hint}")
@@ -175,7 +175,7 @@ class TaskTraining:
                 self.optimizer.state[parameter] = state
 
     def _learned(self) -> dict[str, Tensor]:
-        """What changes from step to step, by name."""
+        """All tensors that change from step to step, by name."""
         return self.network.learning_tensors() | {f"extra/{k}": v.data for k, v in self.extra.items()}
 
     def _under(self, tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -194,7 +194,7 @@ class TaskTraining:
 
 
 def seeded(seed: int, position: int, use: int) -> torch.Generator:
-    """Random numbers of their own for every task and every use, so that none depends on what was drawn before."""
+    """A generator for one task and one use, so that no number depends on what was drawn before."""
     return torch.Generator().manual_seed(((seed * 1_000_003 + position) * 100_003 + use) % (1 << 63))
 
 
@@ -221,7 +221,7 @@ def _optimizer(
 
 
 def _rate(options: Learning, epoch: int) -> float:
-    """What the learning rate is multiplied by in an epoch, counted from 0."""
+    """The factor on the learning rate in an epoch, counted from 0."""
     if options.schedule == "constant":
         return 1.0
     return 0.5 * (1 + math.cos(math.pi * epoch / options.epochs))

@@ -156,8 +156,7 @@ def training_step(method: Method, progress: TaskTraining, batch: Batch, share: f
 
 
 def _share(progress: TaskTraining, batches: int) -> float:
-    """How far an epoch has come with this batch, from 0 with its first to 1 with its last; with one batch an epoch, how
-    far the task has."""
+    """The progress of an epoch, 0 at its first batch and 1 at its last; with one batch an epoch, that of the task."""
     done, last = (progress.step, batches - 1) if batches > 1 else (progress.epoch, progress.options.epochs - 1)
     return done / last if last else 1.0
 

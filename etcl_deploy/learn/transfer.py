@@ -1,4 +1,4 @@
-"""How similar tasks help each other, forwards and backwards.
+"""Transfer between similar tasks, forwards and backwards.
 
 Forwards, a new task is drawn towards the weights similar tasks selected (Eq. G-Align). Backwards, its data improves
 the heads of similar ones (Eq. Lsim; GPM). An old task's sub-network is frozen, so the features of the new data under it
@@ -98,7 +98,7 @@ def improve_heads(
     settings: Transfer,
     generator: torch.Generator,
 ) -> tuple[HeadChange, ...]:
-    """Train the head of every similar task on the new task's items; what was tried, and what came of it.
+    """Train the head of every similar task on the new task's items, and report each attempt.
 
     Without validation items there is nothing to check an update by, so none is tried where it has to be checked.
     """
@@ -152,7 +152,7 @@ def _without_harm(
     settings: Transfer,
     generator: torch.Generator,
 ) -> tuple[Head, HeadChange]:
-    """As much of the way to `trained` as does no harm that can be seen, perhaps none of it.
+    """The largest step towards `trained` that does no visible harm; perhaps none.
 
     Harm is a higher loss on the new task's held-back items, or answers to draws from the task's own head inputs that
     differ from those of the head the task was finished with.

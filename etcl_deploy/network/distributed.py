@@ -1,8 +1,9 @@
-"""Processes that learn one run together, as `torchrun` starts them: each looks at its part of every batch.
+"""Processes that learn one run together, as `torchrun` starts them: each computes its part of every batch.
 
-Gradients are summed over them, batch statistics are those of the whole batch, and what is drawn at random every process
-draws for the whole batch: the result is that of one process with the same batches, up to the order in which numbers are
-added. What is done once a task (comparing, measuring) each does for itself, and `same` makes sure of it.
+Gradients are summed over all processes, batch statistics are those of the whole batch, and every process draws random
+numbers for the whole batch. So the result is that of one process with the same batches, up to the order in which
+numbers are added. Work that is done once a task (comparing, measuring) each process does for itself; `same` makes sure
+that all came to the same.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class Distributed:
 
     @property
     def first(self) -> bool:
-        """Whether this process writes and speaks."""
+        """True for the process that writes and speaks."""
         return self.rank == 0
 
     def span(self, count: int) -> slice:
-        """Which of `count` items are this process's; sizes differ by one at most."""
+        """This process's part of `count` items; parts differ by one item at most."""
         each, more = divmod(count, self.size)
         start = self.rank * each + min(self.rank, more)
         return slice(start, start + each + (self.rank < more))
@@ -52,7 +53,7 @@ class Distributed:
             tensor.copy_(total.view_as(tensor))
 
     def any(self, *, wanted: bool) -> bool:
-        """Whether one of them wants something."""
+        """True if any process wants it."""
         if self.size == 1:
             return wanted
         votes = torch.tensor([float(wanted)], device=self.kind)
@@ -63,10 +64,10 @@ class Distributed:
         """Refuse to go on if `value` is not the same for all."""
         if self.size == 1:
             return
-        found: list[str] = [""] * self.size
-        self._together(dist.all_gather_object, found, value)
-        if len(set(found)) > 1:
-            other = next(rank for rank, theirs in enumerate(found) if theirs != found[0])
+        values: list[str] = [""] * self.size
+        self._together(dist.all_gather_object, values, value)
+        if len(set(values)) > 1:
+            other = next(rank for rank, theirs in enumerate(values) if theirs != values[0])
             raise RunError(f"{what} differs between process 0 and process {other}; all need the same machine and data")
 
     def _together(self, collective: Callable[..., object], *arguments: Any) -> None:
@@ -93,7 +94,7 @@ class Batch:
 
     @property
     def span(self) -> slice:
-        """Which of the whole batch's items are here."""
+        """The place of this part in the whole batch."""
         return self.group.span(self.count)
 
     def mean_loss(self, logits: Tensor) -> Tensor:
@@ -135,7 +136,7 @@ class Summed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """What each process's loss says about the sum, added up."""
+        """The gradients of all processes, added up."""
         total = gradients[0].clone()
         ctx.distributed.add_up([total])
         return total, None

@@ -51,30 +51,22 @@ class MaskedNetwork(nn.Module):
         self.preprocessing = preprocessing
         self.density = density
         self.finished: dict[str, TaskState] = {}
-        self.masked = nn.ModuleDict({step.name: MaskedLayer(step, generator) for step in plan.masked})
-        self.norms = nn.ModuleDict({step.name: TaskNorm(step) for step in plan.norms})
+        self.masked_layers = {step.name: MaskedLayer(step, generator) for step in plan.masked}
+        self.norm_layers = {step.name: TaskNorm(step) for step in plan.norms}
+        self.masked = nn.ModuleDict(self.masked_layers)  # so that torch knows them
+        self.norms = nn.ModuleDict(self.norm_layers)
         self.head = nn.ParameterDict()
         self.gates: Mapping[str, Tensor] = {}  # what the channels of a step's result are multiplied by, by step name
         self._learning: tuple[str, tuple[str, ...]] | None = None
 
     @property
-    def masked_layers(self) -> dict[str, MaskedLayer]:
-        """The layers a mask is chosen for, by step name."""
-        return {n: layer for n, layer in self.masked.items() if isinstance(layer, MaskedLayer)}
-
-    @property
     def work(self) -> dict[str, MaskTraining]:
-        """What the masked layers work with while a task is learned, by step name."""
+        """The training state of the masked layers while a task is learned, by step name."""
         return {name: layer.work for name, layer in self.masked_layers.items() if layer.work}
 
     @property
-    def norm_layers(self) -> dict[str, TaskNorm]:
-        """The normalization layers, by step name."""
-        return {n: layer for n, layer in self.norms.items() if isinstance(layer, TaskNorm)}
-
-    @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.masked.parameters()).device
 
     def begin(
@@ -110,12 +102,12 @@ class MaskedNetwork(nn.Module):
         self._learning = (name, classes)
 
     def learning_tensors(self) -> dict[str, Tensor]:
-        """What changes while a task is learned, by name: weights, scores, normalization, head."""
-        found = {f"{s}/weight": layer.weight.data for s, layer in self.masked_layers.items()}
-        found |= {f"{s}/scores": layer.scores.data for s, layer in self.masked_layers.items()}
+        """The tensors that change while a task is learned, by name: weights, scores, normalization, head."""
+        tensors = {f"{s}/weight": layer.weight.data for s, layer in self.masked_layers.items()}
+        tensors |= {f"{s}/scores": layer.scores.data for s, layer in self.masked_layers.items()}
         for step, norm in self.norm_layers.items():
-            found |= {f"{step}/{key}": getattr(norm, key).data for key in ("gamma", "beta", "mean", "var")}
-        return found | {f"head/{key}": value.data for key, value in self.head.items()}
+            tensors |= {f"{step}/{key}": getattr(norm, key).data for key in ("gamma", "beta", "mean", "var")}
+        return tensors | {f"head/{key}": value.data for key, value in self.head.items()}
 
     @contextmanager
     def borrowing(self, state: TaskState) -> Iterator[None]:
@@ -219,7 +211,7 @@ class MaskedNetwork(nn.Module):
             self.train(training)
 
     def features(self, images: Tensor, batch: Batch | None = None) -> Tensor:
-        """What the head sees: `[batch, features]`; `batch` is what `images` are of, where a step is taken with it."""
+        """The input of the head, `[batch, features]`. A training step also passes the `batch` its images are of."""
         return self.plan.run(self.preprocessing.normalize(images), partial(self._apply_step, batch))
 
     @torch.no_grad()
@@ -229,7 +221,7 @@ class MaskedNetwork(nn.Module):
             return torch.cat([self.features(part.to(self.device)) for part in parts(images, EVALUATION_BATCH)])
 
     def answer(self, features: Tensor) -> Tensor:
-        """What the head makes of features: logits `[batch, classes]`."""
+        """The head's logits for features, `[batch, classes]`."""
         return F.linear(features, self.head["weight"], self.head["bias"] if self.plan.head_bias else None)
 
     def forward(self, images: Tensor, batch: Batch | None = None) -> Tensor:

@@ -77,8 +77,8 @@ class TopKMask:
         whole = len(values) - len(values) % WORD
         words = [reached[:whole].view(np.uint64) for reached in (above, values >= self._low)]
         rows = np.take(values[:whole].reshape(-1, WORD), np.flatnonzero(words[0] != words[1]), axis=0)
-        found = np.append(rows, values[whole:])
-        near: np.ndarray = found[(found >= self._low) & (found < self._high)]
+        candidates = np.append(rows, values[whole:])
+        near: np.ndarray = candidates[(candidates >= self._low) & (candidates < self._high)]
         return near
 
     def _look_around(self, threshold: float, seen: int, total: int) -> None:

@@ -89,7 +89,7 @@ class TaskNorm(nn.Module):
         return F.batch_norm(x, *state, self.training, self.momentum, settings["eps"])
 
     def _over_all(self, x: Tensor, batch: Batch) -> Tensor:
-        """What `F.batch_norm` gives in training, with the statistics of the parts of all processes together."""
+        """`F.batch_norm` in training, with the statistics of the parts of all processes together."""
         axes, count = [0, *range(2, x.ndim)], batch.count * prod(x.shape[2:])
         mean = summed(x.float().sum(axes), batch.group) / count
         centred = x.float() - along_channels(mean, x)
@@ -103,7 +103,7 @@ class TaskNorm(nn.Module):
 
 @contextmanager
 def measuring(norms: Sequence[TaskNorm]) -> Iterator[None]:
-    """Note what comes into batch norms; afterwards each has the mean and the variance of all of it."""
+    """Measure the inputs of batch norms; afterwards each has the mean and the variance of all of them."""
     sums = [torch.zeros(3, len(norm.mean)).double() for norm in norms]
 
     def note(sums: Tensor, x: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a finished task owns."""
+"""The state of a finished task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Head = Mapping[str, Tensor]  # "weight" [classes, features] and, where the plan 
 
 @dataclass(frozen=True)
 class TaskState:
-    """Its mask, its normalization and its head, never one without the others."""
+    """A finished task: its mask, its normalization and its head, never one without the others."""
 
     name: str
     classes: tuple[str, ...]

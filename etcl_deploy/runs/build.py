@@ -24,7 +24,7 @@ from etcl_deploy.network.tracing.trace import mask_network
 
 
 def preprocessing_of(config: Config) -> Preprocessing:
-    """How the config's images are prepared."""
+    """The preprocessing the config describes."""
     images = config.images
     return Preprocessing(images.size, images.size, images.channels, images.mean, images.std)
 
@@ -61,12 +61,12 @@ def _read_weights(network: MaskedNetwork, path: Path) -> None:
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"weights: cannot read {path}: {error}") from None
     for step, layer in network.masked_layers.items():
-        found = tensors.get(f"{step}/weight")
-        if found is None or found.shape != layer.weight.shape:
-            shape = "no tensor" if found is None else f"shape {list(found.shape)}"
+        tensor = tensors.get(f"{step}/weight")
+        if tensor is None or tensor.shape != layer.weight.shape:
+            shape = "no tensor" if tensor is None else f"shape {list(tensor.shape)}"
             raise ConfigError(f"weights: {path} has {shape} for {step}/weight; {list(layer.weight.shape)} is right")
         with torch.no_grad():
-            layer.weight.copy_(found)
+            layer.weight.copy_(tensor)
 
 
 def choose_device(name: str) -> torch.device:

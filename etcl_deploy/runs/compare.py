@@ -83,7 +83,7 @@ class MethodComparison:
         return cls({row.method: configs[row.method] for row in rows}, tuple(rows), tuple(ordered))
 
     def as_json(self) -> dict[str, Any]:
-        """What `etcl compare --json` prints."""
+        """The document that `etcl compare --json` prints."""
         return {
             "recipe": next((config.recipe for config in self.configs.values()), None),
             "methods": [asdict(row) for row in self.rows],
@@ -146,8 +146,7 @@ def _write_table(directory: Path, first: Sequence[str], failed: Sequence[str]) -
 
 
 def summary_beside(stored: store.StoredRun, run: Path) -> RunSummary:
-    """What the run in that directory came to; with forward transfer, if `etcl compare` left a run of `one` beside it
-    that fits."""
+    """The figures of the run in a directory; with forward transfer, if a fitting run of `one` is beside it."""
     one = run.parent / f"one-{run.name.rpartition('-')[2]}"
     if run.parent.name == RUNS and one != run and (one / store.RECORD).exists():
         with suppress(RunError):
@@ -166,14 +165,14 @@ def _check_runs(directory: Path, configs: Mapping[str, Config], data: Path | Non
         if stored.config != wanted or stored.config.budget() != any_config.budget():
             raise RunError(f"{run} was learned with other settings; remove it, or compare in another directory")
         if seed not in items:
-            found = find_tasks(any_config.with_values({"seed": seed}), data, root)
-            items[seed] = list(origin_of(found, data).tasks)
+            tasks = find_tasks(any_config.with_values({"seed": seed}), data, root)
+            items[seed] = list(origin_of(tasks, data).tasks)
         if [task for origin in stored.origins for task in origin.tasks] != items[seed]:
             raise RunError(f"{run} was learned from other tasks or items; remove it, or compare in another directory")
 
 
 def _runs(directory: Path) -> list[Path]:
-    """What was learned here, or begun."""
+    """The runs that were learned or begun here."""
     return [path.parent for path in sorted((directory / RUNS).glob(f"*-*/{store.RECORD}"))]
 
 
@@ -184,7 +183,7 @@ def _is_complete(run: Path) -> bool:
 def _table(directory: Path, first: Sequence[str]) -> MethodComparison:
     """The runs in a directory that are complete, method by method: those in `first`, then any others."""
     configs: dict[str, Config] = {}
-    found = []
+    complete = []
     for run in _runs(directory):
         stored = store.load_run(run, finished=False)
         learning = stored.config.learning
@@ -192,10 +191,10 @@ def _table(directory: Path, first: Sequence[str]) -> MethodComparison:
         if stored.run.tasks and not stored.waiting and not is_copy:
             size = sum(needed_bytes(stored.run.network).values())
             summary = summary_beside(stored, run).as_json()
-            found.append({**summary, "bytes": size, "versions": dict(stored.run.versions)})
+            complete.append({**summary, "bytes": size, "versions": dict(stored.run.versions)})
             configs.setdefault(learning.method, stored.config)
     order = [method for method in dict.fromkeys((*first, *METHODS)) if method in configs]
-    return MethodComparison.of({method: configs[method] for method in order}, found)
+    return MethodComparison.of({method: configs[method] for method in order}, complete)
 
 
 def _figure(values: Sequence[float | None]) -> SeedMean:

@@ -1,4 +1,4 @@
-"""What a run writes down while it learns: every event as a line of JSON, every epoch as a line of CSV.
+"""Logs of a run: every event as a line of JSON, every epoch as a line of CSV.
 
 RUN/events.jsonl      tasks, comparisons, epochs, warnings, resumptions
 RUN/epochs.csv        task, epoch, loss, validation accuracy; an epoch repeated after a crash is there twice

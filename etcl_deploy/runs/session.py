@@ -31,7 +31,7 @@ from etcl_deploy.runs.task_loading import FoundTasks, Note, find_tasks, origin_o
 
 @dataclass(frozen=True)
 class Session:
-    """Where runs are learned, by which processes, and who hears of it."""
+    """The circumstances runs are learned in: device, processes, listeners, data."""
 
     device: str = "auto"  # auto, cpu or cuda
     report: Report = lambda event: None  # hears every event of the trainer

@@ -1,4 +1,4 @@
-"""What a report shows and a run does not state: how masks overlap, and how the backbone fills up."""
+"""Statistics for reports: the overlap of masks, and how the backbone fills up."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def used_over_time(states: Sequence[TaskState]) -> list[float]:
 
 
 def needed_bytes(network: MaskedNetwork) -> dict[str, int]:
-    """What it takes to predict every task, by part: the weights some mask selects, masks of a bit a weight (none where
-    all are selected), normalization and heads; in single precision."""
+    """The bytes needed to predict every task, by part: weights that some mask selects, masks of one bit a weight (none
+    where all are selected), normalization and heads; in single precision."""
     sizes = dict.fromkeys(("backbone", "masks", "heads", "norms"), 0)
     states = list(network.finished.values())
     for state in states:

@@ -51,7 +51,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where some of a run's tasks come from, so that it can be taken up again."""
+    """The source of some of a run's tasks, so that it can be taken up again."""
 
     folder: str | None  # None: the sequence its config names
     tasks: Sequence[tuple[str, str]]  # names in the order they are learned, each with the digest of its items
@@ -60,7 +60,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What a run directory holds."""
+    """The contents of a run directory."""
 
     run: Run
     config: Config
@@ -69,7 +69,7 @@ class StoredRun:
 
     @property
     def partial(self) -> list[str]:
-        """What data sets were not complete, in words."""
+        """The data sets that were not complete, in words."""
         return [words for origin in self.origins for words in origin.partial]
 
     def summary(self, one: StoredRun | None = None) -> RunSummary:
@@ -78,7 +78,7 @@ class StoredRun:
         return self.run.summary(self.config, fwt=fwt, partial=self.partial, digest=self.digest)
 
     def _learned_alone(self, one: StoredRun) -> list[float | None]:
-        """What `one` came to on each of this run's tasks, which must be the very same."""
+        """The accuracies of `one` on each of this run's tasks, which must be the very same."""
         if one.config.learning.method != "one":
             raise RunError(f"forward transfer is measured against a run of one, not of {one.config.learning.method}")
         alone = {name: row[-1] for name, row in zip(one.run.tasks, one.run.matrix, strict=True)}
@@ -204,15 +204,15 @@ def save_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def load_checkpoint(directory: Path, task: str) -> Checkpoint | None:
-    """Where `task` was left, if it was begun: the furthest of what is there and whole."""
-    found = []
+    """The furthest whole checkpoint of `task`, if it was begun."""
+    checkpoints = []
     for path in directory.glob("checkpoint-*.safetensors"):
         data = path.read_bytes()
         if path.stem == f"checkpoint-{hashlib.sha256(data).hexdigest()[:16]}":
             tensors = tensors_from_bytes(data)
             about = json.loads(bytes(tensors.pop("").tolist()))
-            found.append(Checkpoint(about["task"], about["device"], about["numbers"], tensors))
-    ours = [checkpoint for checkpoint in found if checkpoint.task == task]
+            checkpoints.append(Checkpoint(about["task"], about["device"], about["numbers"], tensors))
+    ours = [checkpoint for checkpoint in checkpoints if checkpoint.task == task]
     return max(ours, key=lambda s: (s.numbers["epoch"] or 0, s.numbers["step"] or 0), default=None)
 
 

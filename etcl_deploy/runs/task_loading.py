@@ -1,4 +1,4 @@
-"""Where tasks come from: a named sequence or folders of images; and whether they are still what a run began with."""
+"""Load tasks from a named sequence or a folder, and check that they are still those a run began with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from etcl_deploy.errors import DataError
 from etcl_deploy.runs.build import preprocessing_of
 from etcl_deploy.runs.store import Origin, StoredRun
 
-EACH = 1024  # items of a task that are looked at together
+CHUNK = 1024  # items that are digested together
 
 Note = Callable[[str], None]
 
@@ -70,14 +70,14 @@ def _found(sources: Sequence[Source], config: Config, partial: list[str], notes:
 
 
 def origin_of(found: FoundTasks, data: Path | None) -> Origin:
-    """What a run remembers of where tasks came from."""
+    """The origin of tasks, for a run to remember."""
     known = [(task.name, digest(task)) for task in found.tasks]
     return Origin(str(data.absolute()) if data else None, known, found.partial)
 
 
 def tasks_of(stored: StoredRun, note: Note, root: Path | None) -> list[Task]:
     """The tasks a run was made from, as far as they are still there; those it has yet to learn must be."""
-    found: list[Task] = []
+    tasks: list[Task] = []
     for number, origin in enumerate(stored.origins):
         folder = Path(origin.folder) if origin.folder else None
         limit = stored.config.tasks if number == 0 else None  # what was added later was added whole
@@ -90,20 +90,20 @@ def tasks_of(stored: StoredRun, note: Note, root: Path | None) -> list[Task]:
             continue
         for name, known in origin.tasks:
             if name in there and digest(there[name]) == known:
-                found.append(there[name])
+                tasks.append(there[name])
                 continue
             fault = "has other items than the run began with" if name in there else "is no longer there"
             if name in stored.waiting:
                 raise DataError(f"task {name!r} {fault}; put back what was there to go on")
             note(f"task {name!r} {fault}. Its accuracy is carried over where it cannot have changed")
-    return found
+    return tasks
 
 
 def digest(task: Task) -> str:
     """A task's classes and items as a SHA-256."""
-    found = hashlib.sha256(json.dumps([task.name, task.classes]).encode())
+    sha256 = hashlib.sha256(json.dumps([task.name, task.classes]).encode())
     for values in (task.train_x, task.train_y, task.test_x, task.test_y):
-        found.update(f"{values.dtype} {list(values.shape)}".encode())
-        for part in parts(values, EACH):
-            found.update(part.contiguous().numpy().data)
-    return found.hexdigest()
+        sha256.update(f"{values.dtype} {list(values.shape)}".encode())
+        for part in parts(values, CHUNK):
+            sha256.update(part.contiguous().numpy().data)
+    return sha256.hexdigest()

@@ -19,12 +19,12 @@ Tensors = Mapping[str, Tensor]
 
 def backbone_tensors(network: MaskedNetwork, memory: Tensors) -> Tensors:
     """Weights, scores and claimed bits, and what a method remembers."""
-    found = {f"memory/{key}": value for key, value in memory.items()}
+    tensors = {f"memory/{key}": value for key, value in memory.items()}
     for step, layer in network.masked_layers.items():
-        found[f"{step}/weight"] = layer.weight.detach()
-        found[f"{step}/scores"] = layer.scores.detach()
-        found[f"{step}/claimed"] = pack(layer.claimed)
-    return found
+        tensors[f"{step}/weight"] = layer.weight.detach()
+        tensors[f"{step}/scores"] = layer.scores.detach()
+        tensors[f"{step}/claimed"] = pack(layer.claimed)
+    return tensors
 
 
 def restore_backbone(network: MaskedNetwork, tensors: Tensors) -> Tensors:
@@ -39,14 +39,14 @@ def restore_backbone(network: MaskedNetwork, tensors: Tensors) -> Tensors:
 
 def task_tensors(state: TaskState, known: TaskRecord, heads: Mapping[int, Head]) -> Tensors:
     """A finished task, what is known of it, and the heads of earlier tasks (by number) as it left them."""
-    found = {f"mask/{step}": pack(mask) for step, mask in state.masks.items()}
+    tensors = {f"mask/{step}": pack(mask) for step, mask in state.masks.items()}
     for step, norm in state.norms.items():
-        found |= {f"norm/{step}/{part.name}": getattr(norm, part.name) for part in fields(norm)}
-    found |= {f"head/{key}": value for key, value in state.head.items()}
-    found |= {f"weight/{step}": value for step, value in (state.weights or {}).items()}
+        tensors |= {f"norm/{step}/{part.name}": getattr(norm, part.name) for part in fields(norm)}
+    tensors |= {f"head/{key}": value for key, value in state.head.items()}
+    tensors |= {f"weight/{step}": value for step, value in (state.weights or {}).items()}
     for number, head in heads.items():
-        found |= {f"head_of/{number}/{key}": value for key, value in head.items()}
-    return found | {f"record/{key}": value for key, value in known.memory.items()}
+        tensors |= {f"head_of/{number}/{key}": value for key, value in head.items()}
+    return tensors | {f"record/{key}": value for key, value in known.memory.items()}
 
 
 def task_from(tensors: Tensors, network: MaskedNetwork, name: str, classes: tuple[str, ...]) -> TaskState:

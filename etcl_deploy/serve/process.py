@@ -142,6 +142,7 @@ def _launch(directory: Path, store: Path, java_home: Path, temporary: str, worke
         "LOG_LOCATION": str(directory / "logs"),
         "METRICS_LOCATION": str(directory / "logs"),
         "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": environment.get("OMP_WAIT_POLICY", "passive"),
     }
     command = [sys.executable, "-m", "ts.model_server", "--start", "--no-config-snapshots"]
     # The store is in the configuration too, but TorchServe's launcher does not read escapes in it.

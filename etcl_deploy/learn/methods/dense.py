@@ -75,10 +75,10 @@ class Ewc(Method):
         """The mean over items of the squared gradient of each one's loss, by step."""
         network = self.network
         layers = network.masked_layers
-        found = {step: torch.zeros_like(layer.weight) for step, layer in layers.items()}
+        importance = {step: torch.zeros_like(layer.weight) for step, layer in layers.items()}
         for images, labels in items.read(torch.split(torch.arange(len(items)), 1), network.device):
             loss = F.cross_entropy(network(images), labels)
             gradients = torch.autograd.grad(loss, [layer.weight for layer in layers.values()])
-            for total, gradient in zip(found.values(), gradients, strict=True):
+            for total, gradient in zip(importance.values(), gradients, strict=True):
                 total += gradient.square() / len(items)
-        return found
+        return importance

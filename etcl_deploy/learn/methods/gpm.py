@@ -56,12 +56,12 @@ class Gpm(Method):
 
     @torch.no_grad()
     def _inputs(self, images: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """What every layer's weights are multiplied with, `[vectors, columns of the weight]`, by step."""
-        found: dict[str, Tensor] = {}
+        """The input vectors of every layer, `[vectors, columns of the weight]`, by step."""
+        inputs: dict[str, Tensor] = {}
 
         def collect(layer: MaskedLayer, x: Tensor) -> None:
             seen = _columns(layer.step, x)
-            found[layer.step.name] = seen[torch.randperm(len(seen), generator=generator)[:MAX_VECTORS].to(seen.device)]
+            inputs[layer.step.name] = seen[torch.randperm(len(seen), generator=generator)[:MAX_VECTORS].to(seen.device)]
 
         hooks = [
             layer.register_forward_pre_hook(lambda layer, args: collect(layer, args[0]))
@@ -72,11 +72,11 @@ class Gpm(Method):
         finally:
             for hook in hooks:
                 hook.remove()
-        return found
+        return inputs
 
 
 def _columns(step: Step, x: Tensor) -> Tensor:
-    """A layer's inputs as the vectors a row of its weight, laid flat, is multiplied with."""
+    """A layer's inputs as vectors; a row of its weight, flattened, is multiplied with each of them."""
     if step.op == "linear":
         return x
     if step.op == "bias":

@@ -126,7 +126,7 @@ def masks_of(plan: Plan, chains: Mapping[str, tuple[str, ...]], units: Mapping[s
 
 
 def _after(step: Step, inputs: list[Tensor], plan: Plan) -> Tensor:
-    """Which channels of a step's result may be other than zero."""
+    """The channels of a step's result that may be other than zero."""
     if step.op in KEEP_ZERO:
         return inputs[0]
     if step.op == "flatten":

@@ -1,4 +1,4 @@
-"""What all methods have in common: how a task begins, what is learned of it, and what is kept when it ends."""
+"""The interface of all methods: how a task begins, which of its parameters are learned, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from etcl_deploy.network.state import Masks
 
 @dataclass(frozen=True)
 class TaskContext:
-    """A task to be learned, and what there is to go by."""
+    """A task to be learned, with everything a method may use to learn it."""
 
     task: Task
     training: Items
@@ -35,9 +35,9 @@ class TaskContext:
 class Method:
     """A way to learn tasks one after another over one backbone. As it stands: plain fine-tuning of a dense network.
 
-    `begin` is called when a task begins, `finish` when it was learned, the others at every step in between. What a
-    method must know of earlier tasks `finish` puts into `memory`, if it is of all of them together, or into the
-    record of the one, which later tasks find in `past`.
+    `begin` is called when a task begins, `finish` when it was learned, the others at every step in between. `finish`
+    may keep tensors for later tasks: in `memory` if they are about all tasks together, or in the record of the one
+    task, which later tasks find in `past`.
     """
 
     dense: bool = True  # a task uses all weights while it is learned, not the share `density` of them
@@ -58,7 +58,7 @@ class Method:
         return 1.0 if self.dense else self.network.density
 
     def begin(self, context: TaskContext) -> TaskTraining:
-        """Begin a task: nothing is kept of what was learned before but the weights themselves."""
+        """Begin a task. Only the weights remain of what was learned before."""
         self.network.begin(context.task.name, context.task.classes, context.generator, density=self.density)
         return self.prepare(context)
 
@@ -97,7 +97,7 @@ class Method:
         """Called after every step."""
 
     def finish(self, context: TaskContext) -> TaskRecord:
-        """Fix the task for ever, and give what is to be known of it."""
+        """Fix the task for ever, and give its record."""
         self.freeze(context.training, claims={})
         return TaskRecord(self.network.finished[context.task.name].head)
 

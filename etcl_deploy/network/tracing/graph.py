@@ -1,6 +1,6 @@
-"""What a module does with a batch of images: every call in order, and the value it gives.
+"""A recording of a module at work: every call in order, and the value it gives.
 
-`torch.fx` writes the calls down, and a batch sent through them says which values arise.
+`torch.fx` records the calls, and a batch sent through them gives their values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Recording:
 
 
 def record(module: nn.Module, image: Image) -> Recording:
-    """What the module does up to its features, in evaluation mode."""
+    """The calls of the module up to its features, in evaluation mode."""
     images = torch.randn(ITEMS, *image, generator=torch.Generator().manual_seed(0))
     images = next((images.to(p.device, p.dtype) for p in module.parameters()), images)
     with mode(module, training=True):  # so that F.dropout(x, training=self.training) is seen
@@ -96,7 +96,7 @@ class _Recorder(fx.Interpreter):
 
 
 def _traced(module: nn.Module) -> tuple[fx.Graph, list[Any]]:
-    """What the module does with its first argument, and the defaults of the others."""
+    """The graph of the module for its first argument, and the defaults of the others."""
     named = [p for p in inspect.signature(module.forward).parameters.values() if p.kind not in _GATHERING]
     missing = [p.name for p in named[1:] if p.default is p.empty]
     if missing or not named:
@@ -129,13 +129,13 @@ def _features(module: nn.Module, graph: fx.Graph) -> tuple[fx.Node, nn.Linear | 
 
 def _needed(graph: fx.Graph, features: fx.Node) -> tuple[fx.Node, ...]:
     """The nodes the features depend on, in order."""
-    found, waiting = set(), [features]
+    needed, waiting = set(), [features]
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in needed:
+            needed.add(node)
             waiting += node.all_input_nodes
-    return tuple(node for node in graph.nodes if node in found)
+    return tuple(node for node in graph.nodes if node in needed)
 
 
 def _called(module: nn.Module, node: fx.Node) -> Any:

@@ -1,7 +1,7 @@
-"""What torch's functions and methods mean as steps of a plan.
+"""Readers of torch's functions and methods: the steps of a plan that each stands for.
 
-Each reader takes what the call takes, with a `Value` in place of every tensor, and gives its `StepSpec`. A call that
-means nothing a plan can do is a ValueError with the reason.
+A reader takes the arguments of the call, with a `Value` in place of every tensor, and gives its `StepSpec`. For a call
+that no plan can do it raises a ValueError with the reason.
 """
 
 from __future__ import annotations
@@ -72,23 +72,23 @@ def read_same(input: Value, *_: Any, **__: Any) -> StepSpec:
 
 
 def read_leaky_relu(input: Value, negative_slope: float = 0.01, inplace: bool = False) -> StepSpec:
-    """What `F.leaky_relu` means."""
+    """The step of `F.leaky_relu`."""
     return StepSpec((input,), (OpSpec("leaky_relu", {"slope": float(negative_slope)}),))
 
 
 def read_elu(input: Value, alpha: float = 1.0, inplace: bool = False) -> StepSpec:
-    """What `F.elu` means."""
+    """The step of `F.elu`."""
     return StepSpec((input,), (OpSpec("elu", {"alpha": float(alpha)}),))
 
 
 def read_gelu(input: Value, approximate: str = "none") -> StepSpec:
-    """What `F.gelu` means."""
+    """The step of `F.gelu`."""
     refuse_if(approximate != "none", f"approximate={approximate!r}; only the exact one can be")
     return StepSpec((input,), (OpSpec("gelu", {}),))
 
 
 def read_dropout(input: Value, p: float = 0.5, training: bool = True, inplace: bool = False) -> StepSpec:
-    """What `F.dropout` means."""
+    """The step of `F.dropout`."""
     if p == 0 or not training:
         return StepSpec((input,))
     percent = round(100 * p)
@@ -106,7 +106,7 @@ def read_max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> StepSpec:
-    """What `F.max_pool2d` means."""
+    """The step of `F.max_pool2d`."""
     refuse_if(pair(dilation) != 1, "its windows have gaps (dilation)")
     refuse_if(return_indices, "it also gives indices (return_indices)")
     return _pool("max_pool2d", input, kernel_size, stride, padding, ceil_mode)
@@ -121,7 +121,7 @@ def read_avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> StepSpec:
-    """What `F.avg_pool2d` means."""
+    """The step of `F.avg_pool2d`."""
     refuse_if(pair(padding) != 0 and not count_include_pad, "it does not count its padding (count_include_pad)")
     refuse_if(divisor_override is not None, "it divides by another number (divisor_override)")
     return _pool("avg_pool2d", input, kernel_size, stride, padding, ceil_mode)
@@ -182,7 +182,7 @@ def _cat(tensors: Sequence[Value], dim: int = 0) -> StepSpec:
 
 
 def reshaped(x: Value, result: Shape) -> StepSpec:
-    """What a view or reshape means that gives one item the shape `result`."""
+    """The steps of a view or reshape that gives one item the shape `result`."""
     if result == x.shape:
         return StepSpec((x,))
     refuse_if(result != (prod(x.shape),), f"it makes {list(result)} of {list(x.shape)}; only flattening can be")

@@ -1,4 +1,4 @@
-"""What torch's layers mean as steps of a plan."""
+"""Readers of torch's layers: the steps of a plan that each stands for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kind_of(layer: nn.Module) -> type[nn.Module] | None:
 
 
 def read_layer(layer: nn.Module, x: Value) -> StepSpec:
-    """What a layer of a known kind means."""
+    """The steps of a layer of a known kind."""
     kind = kind_of(layer)
     assert kind is not None
     refuse_if(parametrize.is_parametrized(layer), "its weight is computed (parametrization)")

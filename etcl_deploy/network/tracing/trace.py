@@ -58,7 +58,7 @@ class _Trace:
     def __init__(self, module: nn.Module, image: Image) -> None:
         self.module = module
         self.weights: dict[str, Tensor] = {}
-        self._draft = PlanBuilder(image)
+        self._builder = PlanBuilder(image)
         self._steps: dict[fx.Node, str] = {}  # node -> the step that gives its value
         self._norms: dict[str, nn.Module] = {}
         kinds = {parameter.dtype for parameter in module.parameters()} - {torch.float32, torch.float64}
@@ -70,7 +70,7 @@ class _Trace:
             self._translate(node)
         if not self.weights:
             raise NetworkError("the network has no layer to mask; a last Linear is its head, which is not masked")
-        self.plan = self._draft.plan(head_bias=recording.head is None or recording.head.bias is not None)
+        self.plan = self._builder.plan(head_bias=recording.head is None or recording.head.bias is not None)
         try:
             _ = self.plan.shapes
         except PlanError as error:
@@ -85,7 +85,7 @@ class _Trace:
             try:
                 spec = self._spec(node)
                 self._steps[node] = self._write(node, spec)
-                shape = (ITEMS, *self._draft.shapes[self._steps[node]])
+                shape = (ITEMS, *self._builder.shapes[self._steps[node]])
                 if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                     raise ValueError(f"it does not give {list(shape)}")
             except (ValueError, TypeError) as error:
@@ -103,9 +103,9 @@ class _Trace:
         return CALLS[node.target](*positional, **named)
 
     def _resolve(self, node: fx.Node) -> Any:
-        """What a call is given: a tensor as the step that gives it, a number as itself."""
+        """An argument of a call: a tensor as the step that gives it, a number as itself."""
         value = self._values[node]
-        return Value(self._steps[node], self._draft.shapes[self._steps[node]]) if node in self._steps else value
+        return Value(self._steps[node], self._builder.shapes[self._steps[node]]) if node in self._steps else value
 
     def _write(self, node: fx.Node, spec: StepSpec) -> str:
         """Add the steps of a call; gives the name of the last."""
@@ -113,7 +113,7 @@ class _Trace:
         base = (str(node.target) if node.op == "call_module" else node.name).replace(".", "_")
         for number, part in enumerate(spec.parts):
             name = self._free_name(base if number == 0 else f"{base}_{part.op}")
-            inputs = [self._draft.add(name, part.op, *inputs, **part.settings)]
+            inputs = [self._builder.add(name, part.op, *inputs, **part.settings)]
             if part.weight is not None:
                 if any(part.weight is weight for weight in self.weights.values()):
                     raise ValueError("it is used twice, or shares its weight; a masked layer has a weight of its own")
@@ -128,7 +128,7 @@ class _Trace:
     def _free_name(self, wanted: str) -> str:
         """A name no step has, and that a ModuleDict does not use for itself."""
         name, number = wanted, 1
-        while name in self._draft.shapes or hasattr(nn.ModuleDict(), name):
+        while name in self._builder.shapes or hasattr(nn.ModuleDict(), name):
             number += 1
             name = f"{wanted}_{number}"
         return name
@@ -146,11 +146,11 @@ class _Trace:
             return result
 
         with mode(self.module, training=False):
-            found = self.plan.run(images, apply)
-        if not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
+            features = self.plan.run(images, apply)
+        if not (features - expected).abs().max() <= TOLERANCE * expected.abs().max():
             raise NetworkError("the network cannot be masked: its steps, taken one by one, do not give what it gives")
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a size or made of sizes, not something computed from pixels."""
+    """True for sizes and tuples of sizes, not for what is computed from pixels."""
     return all(isinstance(v, (int, float)) for v in (value if isinstance(value, tuple) else (value,)))
