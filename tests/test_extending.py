@@ -1,4 +1,4 @@
-"""docs/architecture.md: its code adds a network, data, a method and an export target; what it names is there."""
+"""docs/extending.md: its code adds a network, data, a method and an export target; what it names is there."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from etcl_deploy.runs.store import load_run
 from etcl_deploy.runs.task_loading import tasks_of
 from etcl_deploy.runtime.predictor import Predictor
 
-TEXT = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-PROSE = re.sub(r"^```.*?^```", "", TEXT, flags=re.DOTALL | re.MULTILINE)
+TEXT = (ROOT / "docs" / "extending.md").read_text("utf-8")
+BOTH = TEXT + (ROOT / "docs" / "architecture.md").read_text("utf-8")
+PROSE = re.sub(r"^```.*?^```", "", BOTH, flags=re.DOTALL | re.MULTILINE)
 QUOTED = sorted(set(re.findall(r"`([^`\n]+)`", PROSE)))
 REGISTRIES: tuple[dict[str, Any], ...] = (BACKBONES, DATA_SETS, KINDS, METHODS)
 
@@ -43,13 +44,13 @@ def blocks(title: str) -> list[str]:
 
 def run(title: str) -> dict[str, Any]:
     """Run what stands under a heading, here; code that begins with the name of a file is put there. Gives its names."""
-    names: dict[str, Any] = {"__name__": "architecture"}
-    for code in (*blocks("Adding something"), *blocks(title)):
+    names: dict[str, Any] = {"__name__": "extending"}
+    for code in (*blocks("Before each of them"), *blocks(title)):
         file = re.match(r"# (\w+\.py)\n", code)
         if file:
             Path(file[1]).write_text(code)
         else:
-            exec(compile(code, f"docs/architecture.md, {title}", "exec", dont_inherit=True), names)
+            exec(compile(code, f"docs/extending.md, {title}", "exec", dont_inherit=True), names)
     return names
 
 
