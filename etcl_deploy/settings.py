@@ -44,8 +44,8 @@ def load_recipe(name: str, method: str | None = None) -> Config:
         # Whichever is asked for, all must be right.
         if config.with_values({**table, "method": key}).budget() != config.budget():
             raise ConfigError(f"{name}: [methods.{key}] can say how it learns, not another network, epochs or images")
-    wanted = method or config.learning.method
-    return config.with_values({**own.get(wanted, {}), "method": wanted})
+    chosen = method or config.learning.method
+    return config.with_values({**own.get(chosen, {}), "method": chosen})
 
 
 def about_recipe(name: str) -> str:
@@ -71,7 +71,8 @@ def config_from(values: Mapping[str, Any]) -> Config:
 
 def missing_from(values: Mapping[str, Any]) -> list[str]:
     """The settings that nested tables do not name."""
-    return [key for key in flat(Config().as_json()) if key not in flat(values)]
+    named = flat(values)
+    return [key for key in flat(Config().as_json()) if key not in named]
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:

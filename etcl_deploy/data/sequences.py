@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from etcl_deploy.config import ConfigSection
+from etcl_deploy.config import AtLeastOne, AtLeastTwo, ConfigSection, Seed
 from etcl_deploy.data.digits import digits
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import ConfigError, DataError
@@ -35,7 +35,7 @@ MADE_BY_CODE: dict[str, Callable[[], list[Source]]] = {"digits": digits}
 class Sequence(ConfigSection):
     """Tasks made from data sets; `seed` decides what is random about them."""
 
-    seed: int = 0
+    seed: Seed = 0
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -60,8 +60,8 @@ class Sequence(ConfigSection):
 class Sampled(Sequence):
     """A sequence whose tasks can be made smaller."""
 
-    items: int | None = None  # a task's training items at most, drawn at random
-    test_items: int | None = None
+    items: AtLeastTwo | None = None  # a task's training items at most, drawn at random
+    test_items: AtLeastOne | None = None
 
     def sample(self, source: Source, draws: torch.Generator) -> Source:
         """The source with no more items than a task may have."""
@@ -73,7 +73,7 @@ class Permute(Sampled):
     """Every task the same items, their pixels in another order."""
 
     permute: str = ""
-    tasks: int = 10
+    tasks: AtLeastOne = 10
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class Split(Sampled):
     """Every task some of the classes."""
 
     split: str = ""
-    tasks: int | None = None  # None: as many as there are superclasses, or pairs of classes
+    tasks: AtLeastOne | None = None  # None: as many as there are superclasses, or pairs of classes
     by: Literal["class", "superclass"] = "class"
 
     @property
@@ -137,7 +137,7 @@ class ByOwner(Sampled):
     fewer, so are tasks."""
 
     owners: str = ""
-    tasks: int | None = None  # None: everyone's
+    tasks: AtLeastOne | None = None  # None: everyone's
 
     @property
     def data(self) -> tuple[str, ...]:
