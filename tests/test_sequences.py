@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from etcl_deploy.config import Config
 from etcl_deploy.core.task import Task
 from etcl_deploy.data.catalog import DATA_SETS, IDX_NAMES
 from etcl_deploy.data.inventory import check_recipe, data_root, list_recipes, place_of, read_data_set
-from etcl_deploy.data.sequences import data_of, make_sequence, sequence_of
+from etcl_deploy.data.sequences import sequence_of
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import ConfigError, DataError, EtclError
 from etcl_deploy.runs.session import train
@@ -40,7 +41,7 @@ def find(name: str) -> Source:
 
 
 def make(table: Any, limit: int | None = None) -> list[Source]:
-    return make_sequence(table, find, limit)
+    return list(islice(sequence_of(table).make(find), limit))
 
 
 def test_permute_moves_the_pixels_and_nothing_else() -> None:
@@ -97,7 +98,7 @@ def test_each_and_mix() -> None:
     assert names == [task.name for task in make(table)]
     assert names[:3] == [task.name for task in make(table, 3)]
     assert names != [task.name for task in make({**table, "seed": 1})]
-    assert data_of(table) == ("letters", "mnist", "people")
+    assert sequence_of(table).data == ("letters", "mnist", "people")
     twice = {"mix": [{"split": "letters", "tasks": 2}, {"split": "letters", "tasks": 2, "seed": 1}]}
     nested = {"mix": [twice, {"each": ["people"]}]}
     names = ["letters-classes-01", "letters-classes-01-2", "letters-classes-02", "letters-classes-02-2", "people"]
@@ -146,9 +147,9 @@ def test_what_a_data_set_lacks_is_said() -> None:
         return Source(name, source.classes, part, part)
 
     with pytest.raises(ConfigError, match="letters has no superclasses"):
-        make_sequence({"split": "letters", "by": "superclass"}, bare, None)
+        list(sequence_of({"split": "letters", "by": "superclass"}).make(bare))
     with pytest.raises(ConfigError, match="people does not say whose its items are"):
-        make_sequence({"owners": "people"}, bare, None)
+        list(sequence_of({"owners": "people"}).make(bare))
 
 
 @pytest.fixture
@@ -251,9 +252,7 @@ def test_where_data_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_can_be_read(name: str) -> None:
     """Its sequence is one, and all its data sets are known."""
-    sequence = load_recipe(name).sequence
-    assert sequence == "digits" or sequence_of(sequence)
-    assert set(data_of(sequence)) <= DATA_SETS.keys()
+    assert set(sequence_of(load_recipe(name).sequence).data) <= DATA_SETS.keys()
 
 
 def tasks_of(config: Config, notes: list[str] | None = None) -> list[Task]:

@@ -12,7 +12,7 @@ from typing import Any
 from etcl_deploy.data import npz
 from etcl_deploy.data.catalog import DATA_SETS
 from etcl_deploy.data.dataset import DataSet
-from etcl_deploy.data.sequences import count_of, data_of
+from etcl_deploy.data.sequences import sequence_of
 from etcl_deploy.data.source import Source
 from etcl_deploy.errors import ConfigError, DataError
 from etcl_deploy.settings import about_recipe, load_recipe, recipe_names
@@ -82,15 +82,16 @@ def list_recipes(root: Path | None) -> list[dict[str, Any]]:
     rows = []
     for name in recipe_names():
         config = load_recipe(name)
-        needed = {data: place_of(data, data_root(root)) is not None for data in data_of(config.sequence)}
+        sequence = sequence_of(config.sequence)
+        there = {data: place_of(data, data_root(root)) is not None for data in sequence.data}
         about = {"name": name, "about": about_recipe(name), "network": config.network.backbone}
-        rows.append({**about, "tasks": count_of(config.sequence), "data": needed, "ready": all(needed.values())})
+        rows.append({**about, "tasks": sequence.count, "data": there, "ready": all(there.values())})
     return rows
 
 
 def check_recipe(name: str, root: Path | None) -> list[dict[str, Any]]:
     """What `etcl data check` says of every data set a recipe needs."""
-    return [_entry(data, data_root(root)) for data in data_of(load_recipe(name).sequence)]
+    return [_entry(data, data_root(root)) for data in sequence_of(load_recipe(name).sequence).data]
 
 
 def _entry(name: str, root: Path) -> dict[str, Any]:
