@@ -67,27 +67,26 @@ def fetch(known: DataSet, folder: Path, progress: Progress = lambda name, done, 
 
 def _download(file: File, folder: Path, progress: Progress) -> None:
     part = folder / f".{file.name}.part"
-    began_with = part.stat().st_size if part.exists() else 0
+    resumed = _size(part) > 0
     _receive_all(file, part, progress)
-    found = digest_of(part, file.digest)
-    if found != file.digest and began_with:  # what was there may have been of something else
-        part.unlink()
-        _receive_all(file, part, progress)
-        found = digest_of(part, file.digest)
-    if found != file.digest:
-        part.unlink()
+    digest = digest_of(part, file.digest)
+    if digest == file.digest:
+        part.replace(folder / file.name)
+        return
+    part.unlink()
+    if not resumed:
         raise DataError(
-            f"{file.url} gave {found}, not {file.digest}: it is not what its makers published, and not kept"
+            f"{file.url} gave {digest}, not {file.digest}: it is not what its makers published, and not kept"
         )
-    part.replace(folder / file.name)
+    _download(file, folder, progress)  # what was there may have been of another file
 
 
 def _receive_all(file: File, part: Path, progress: Progress) -> None:
     """Try until all of the file is in `part`; what came is kept for the next time."""
-    folder, there = part.parent, part.stat().st_size if part.exists() else 0
+    folder, needed = part.parent, file.bytes - _size(part)
     room = shutil.disk_usage(folder).free
-    if file.bytes - there > room:
-        raise DataError(f"{file.name} needs {file.bytes - there:,} more bytes in {folder}; {room:,} are free")
+    if needed > room:
+        raise DataError(f"{file.name} needs {needed:,} more bytes in {folder}; {room:,} are free")
     for attempt in range(TRIES):
         try:
             return _receive(file, part, progress)
@@ -97,9 +96,8 @@ def _receive_all(file: File, part: Path, progress: Progress) -> None:
                 raise DataError(f"{file.url} answers {status}; see its makers' page") from None
         except httpx.HTTPError as error:
             if attempt == TRIES - 1:
-                kept = part.stat().st_size if part.exists() else 0
                 raise DataError(
-                    f"{file.url} broke off ({error!r}); {kept:,} of {file.bytes:,} bytes are kept: try again"
+                    f"{file.url} broke off ({error!r}); {_size(part):,} of {file.bytes:,} bytes are kept: try again"
                 ) from None
         except OSError as error:
             if error.errno != errno.ENOSPC:
@@ -110,7 +108,7 @@ def _receive_all(file: File, part: Path, progress: Progress) -> None:
 
 def _receive(file: File, part: Path, progress: Progress) -> None:
     """Append to `part` until it is complete."""
-    there = part.stat().st_size if part.exists() else 0
+    there = _size(part)
     if there == file.bytes:
         return
     if there > file.bytes:
@@ -135,14 +133,18 @@ def _receive(file: File, part: Path, progress: Progress) -> None:
         raise httpx.RemoteProtocolError(f"{there:,} of {file.bytes:,} bytes")
 
 
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
 def digest_of(path: Path, like: str) -> str:
     """The file's digest of the same kind, as `kind:hexadecimal`."""
     kind = like.partition(":")[0]
-    found = hashlib.new(kind, usedforsecurity=False)
+    digest = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
-            found.update(chunk)
-    return f"{kind}:{found.hexdigest()}"
+            digest.update(chunk)
+    return f"{kind}:{digest.hexdigest()}"
 
 
 def _unpack(archive: Path, folder: Path) -> None:

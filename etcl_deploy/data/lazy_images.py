@@ -51,32 +51,28 @@ class ImageFiles(StoredImages):
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # that a process with threads forks
-            found = iter(loader)
-        for images in found:
+            batches_read = iter(loader)
+        for images in batches_read:
             if isinstance(images, str):
                 raise DataError(images)
             yield images
 
 
 class _Batches(Dataset[Tensor | str]):
-    """What a reading process is asked for: the images of a batch, or what is wrong with one of them."""
+    """What a reading process gives: the images of a batch, or a message on the first one that is damaged."""
 
     def __init__(self, files: ImageFiles) -> None:
         self.files = files
 
     def __getitem__(self, batch: Tensor) -> Tensor | str:
+        paths = self.files.paths[batch.cpu().numpy()]
+        images = torch.empty((len(paths), *self.files.preprocessing.shape), dtype=torch.uint8)
         try:
-            return read_files(self.files.paths[batch.cpu().numpy()], self.files.preprocessing)
+            for image, path in zip(images, paths, strict=True):
+                image.copy_(read_file(Path(os.fsdecode(path)), self.files.preprocessing))
         except DataError as error:
             return str(error)
-
-
-def read_files(paths: Sequence[Path] | np.ndarray, preprocessing: Preprocessing) -> Tensor:
-    """Image files as uint8 `[n, height, width, channels]`."""
-    found = torch.empty((len(paths), *preprocessing.shape), dtype=torch.uint8)
-    for image, path in zip(found, paths, strict=True):
-        image.copy_(read_file(Path(os.fsdecode(path)), preprocessing))
-    return found
+        return images
 
 
 def read_file(path: Path, preprocessing: Preprocessing) -> Tensor:
