@@ -70,7 +70,7 @@ def _checked(key: str, value: Any, hint: Any) -> Any:
 
 @dataclass(frozen=True)
 class Images(ConfigSection):
-    """What every image is brought to before the network sees it."""
+    """The size and scale every image is brought to before the network sees it."""
 
     size: Annotated[int, Limit(lambda v: 1 <= v <= 2048, "1 to 2048")] = 32  # height and width, in pixels
     channels: Annotated[int, Limit(lambda v: v in (1, 3), "1 or 3")] = 3  # 3 colour, 1 grey
@@ -135,7 +135,7 @@ class Transfer(ConfigSection):
 
 @dataclass(frozen=True)
 class Baselines(ConfigSection):
-    """What methods other than ETCL are told."""
+    """Settings of the methods other than ETCL."""
 
     ewc_strength: ZeroOrMore = 100.0  # lambda of EWC: weight of its penalty
     ewc_items: AtLeastOne = 200  # items the importance of weights is estimated from
@@ -202,8 +202,7 @@ class Config(ConfigSection):
         return asdict(self)
 
     def budget(self) -> "Config":
-        """What methods that are held against each other must share: all but their tasks, which are compared themselves,
-        and what each may choose for itself."""
+        """The settings that methods must share to be compared: all but the tasks, and what each method may choose."""
         shared = {name: getattr(self.learning, name) for name in SHARED}
         return Config(images=self.images, network=replace(self.network, density=1.0), learning=Learning(**shared))
 

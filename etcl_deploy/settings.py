@@ -25,10 +25,10 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str, method: str | None = None) -> Config:
-    """The recipe of that name, or in a file of the user's own, NAME.toml; as it is for that method.
+    """The recipe of that name, or in the user's file NAME.toml, with the settings of `method`.
 
-    A table `[methods.NAME]` holds, by their bare names, the settings in which a method differs from the rest; none that
-    would give it another budget.
+    A table `[methods.NAME]` holds the settings in which a method differs, by their bare names. It must not give the
+    method another budget.
     """
     path = Path(name)
     try:
@@ -49,7 +49,7 @@ def load_recipe(name: str, method: str | None = None) -> Config:
 
 
 def about_recipe(name: str) -> str:
-    """What the recipe's first line says it is."""
+    """The description in the recipe's first line."""
     return _text(name).partition("\n")[0].removeprefix("# ")
 
 

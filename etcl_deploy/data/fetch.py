@@ -1,4 +1,4 @@
-"""Download data sets: what is cut off goes on where it stopped, what is not as its makers say is not kept."""
+"""Download data sets. A download that broke off goes on where it stopped; a file with another digest is not kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ Progress = Callable[[str, int, int], None]  # file, bytes there, bytes in all
 
 
 def fetch_recipe(name: str, root: Path | None, progress: Progress) -> list[dict[str, Any]]:
-    """Download what a recipe lacks, as far as it can be; what `etcl data check` then says."""
+    """Download what a recipe lacks and return the rows of `etcl data check`.
+
+    Raises DataError for data sets that have to be fetched by hand.
+    """
     by_hand = []
     for row in check_recipe(name, root):
         if row["download"]:
@@ -44,9 +47,9 @@ def fetch_recipe(name: str, root: Path | None, progress: Progress) -> list[dict[
 
 
 def fetch(known: DataSet, folder: Path, progress: Progress = lambda name, done, total: None) -> None:
-    """Bring every file of a data set into `folder`; those that are there, and as its makers say, are left as they are.
+    """Download every file of a data set into `folder`; a file that is there and has the right digest stays.
 
-    One process at a time: another one that wants the same waits.
+    One process at a time: another that wants the same data set waits.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, wait=True):
@@ -82,7 +85,7 @@ def _download(file: File, folder: Path, progress: Progress) -> None:
 
 
 def _receive_all(file: File, part: Path, progress: Progress) -> None:
-    """Try until all of the file is in `part`; what came is kept for the next time."""
+    """Try until `part` holds the whole file; bytes that arrived are kept for the next try."""
     folder, needed = part.parent, file.bytes - _size(part)
     room = shutil.disk_usage(folder).free
     if needed > room:
@@ -174,7 +177,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def _files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Names and contents of the regular files in an archive; nothing else in it counts."""
+    """Names and contents of the regular files in an archive; links and devices are skipped."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as packed:
             for entry in packed.infolist():

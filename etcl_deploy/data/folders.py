@@ -3,8 +3,8 @@
     TASK/<class>/*.png                    a share of each class is held back for testing
     TASK/{train,test}/<class>/*.png       the user's own split
 
-Hidden files are left out; so is whatever else is no image of a class (notes, loose files, folders inside a class), and
-that is told. A damaged image is an error: nobody should find out later that half the data was skipped.
+Hidden files are left out. Whatever else is no image of a class (notes, loose files, folders inside a class) is left out
+and reported. A damaged image is an error: nobody should find out later that half the data was skipped.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Files = Mapping[str, Sequence[Path]]  # class -> its images
 
 
 def read_folder(folder: Path, ignored: list[Path]) -> Source:
-    """The task in a folder; with no split of its own, its test part is empty. `ignored` gathers what was left out."""
+    """The task in a folder; with no split of its own, its test part is empty. `ignored` gathers the files left out."""
     folders = subfolders(folder)
     # A class may be called "train"; a folder of that name is a part of a split if it holds folders itself.
     if any(part.name in ("train", "test") and subfolders(part) for part in folders):
         if [part.name for part in folders] != ["test", "train"]:
-            found = ", ".join(part.name for part in folders)
-            raise DataError(f"{folder} holds {found}; a task that is split holds test and train, nothing else")
+            names = ", ".join(part.name for part in folders)
+            raise DataError(f"{folder} holds {names}; a task that is split holds test and train, nothing else")
         train, test = (_class_files(folder / part, ignored) for part in ("train", "test"))
         extra = [name for name in test if name not in train]
         if extra:
@@ -84,6 +84,6 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def visible(folder: Path) -> Iterator[Path]:
-    """What is not hidden, by name."""
-    found = sorted(folder.iterdir(), key=lambda path: unicodedata.normalize("NFC", path.name))
-    return (path for path in found if not path.name.startswith("."))
+    """Files and folders that are not hidden, by name."""
+    entries = sorted(folder.iterdir(), key=lambda path: unicodedata.normalize("NFC", path.name))
+    return (path for path in entries if not path.name.startswith("."))

@@ -1,4 +1,4 @@
-"""Images that are too many for memory: read from their files whenever a batch of them is needed.
+"""Images that do not fit in memory: each batch is read from its files when it is needed.
 
 Processes of their own read ahead of the one that learns. Each holds at most `AHEAD` batches, so memory does not depend
 on how many images there are: `(AHEAD * workers + 1)` batches, and the paths.

@@ -1,4 +1,4 @@
-"""Sequences of tasks as tables of settings: the first word says what is made of which data set.
+"""Sequences of tasks as tables of settings: one key says what is made of which data set.
 
     permute = "mnist"                 every task the same items, their pixels in another order
     split = "cifar100"                every task some of the classes: drawn at random, or by = "superclass"
@@ -6,9 +6,9 @@
     each = ["mnist", "svhn"]          every task a whole data set
     mix = [{...}, {...}]              the tasks of several such tables, shuffled
 
-`tasks` says how many there are, `items` and `test_items` how many items each has at most. `seed` decides what is random
-in that, apart from the seed of learning: the same tasks, whatever they are learned with. A table made by code has a
-name in its place: "digits".
+`tasks` is the number of tasks; `items` and `test_items` limit the items of each. `seed` decides all that is random
+here. It is not the seed of learning, so tasks stay the same however they are learned. Tasks made by code have a name
+instead of a table: "digits".
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class Split(Sampled):
 
 @dataclass(frozen=True)
 class ByOwner(Sampled):
-    """Every task the items of one writer or person; which ones is drawn at random where there are more. Where there are
-    fewer, so are tasks."""
+    """Every task the items of one writer or person. With more of them than tasks, they are drawn at random; with fewer,
+    there are fewer tasks."""
 
     word = "owners"
     owners: str = ""
@@ -189,7 +189,7 @@ class Mix(Sequence):
         return None if None in counts else sum(count or 0 for count in counts)
 
     def make(self, find: Find) -> Iterator[Source]:
-        """Each task is named after its data set, too, and numbered where that was there before."""
+        """The name of a task begins with its data set; a number follows where two would be equal."""
         tasks: dict[str, Source] = {}
         for part in self.mix:
             for task in part.make(find):
@@ -202,8 +202,11 @@ class Mix(Sequence):
             yield list(tasks.values())[place]
 
 
-class Digits(Sequence):
-    """Five tasks of data/digits.py, which need no data set."""
+@dataclass(frozen=True)
+class ByCode(Sequence):
+    """Tasks that a function makes, without a data set."""
+
+    name: str = ""
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -212,25 +215,25 @@ class Digits(Sequence):
 
     @property
     def count(self) -> int:
-        """As many as are made."""
-        return len(digits())
+        """As many as the function makes."""
+        return len(MADE_BY_CODE[self.name]())
 
     def make(self, find: Find) -> Iterator[Source]:
-        """In their own order."""
-        return iter(digits())
+        """In the order of the function."""
+        return iter(MADE_BY_CODE[self.name]())
 
 
 KINDS: dict[str, type[Sequence]] = {kind.word: kind for kind in (Permute, Split, ByOwner, Each, Mix)}
-BY_NAME: dict[str, type[Sequence]] = {"digits": Digits}
+MADE_BY_CODE: dict[str, Callable[[], list[Source]]] = {"digits": digits}
 
 
 def sequence_of(table: Any) -> Sequence:
     """The sequence of that name, or that a table describes; whatever is not one is refused."""
     if isinstance(table, str):
-        if table not in BY_NAME:
-            known = ", ".join(BY_NAME)
+        if table not in MADE_BY_CODE:
+            known = ", ".join(MADE_BY_CODE)
             raise ConfigError(f'unknown sequence {table!r}; a table such as {{permute = "mnist"}}, or: {known}')
-        return BY_NAME[table]()
+        return ByCode(name=table)
     words = [word for word in KINDS if isinstance(table, Mapping) and word in table]
     if len(words) != 1:
         raise ConfigError(f"a sequence is a table with one of {', '.join(KINDS)}, not {table!r}")

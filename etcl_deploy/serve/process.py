@@ -105,15 +105,15 @@ def stop(server: Server) -> bool:
 
 
 def still_running(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that have not ended after so long.
+    """The processes that still run after so many seconds.
 
     A process that has ended stays on the system's list until its parent takes note. Here that is often the first
     process of all, which in a container may do so late, or never.
     """
     deadline = time.monotonic() + seconds
-    while (found := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
+    while (running := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return found
+    return running
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -123,7 +123,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _configure(directory: Path, properties: str) -> None:
-    """A new directory, with all that TorchServe reads when it starts."""
+    """Make the directory anew, with the files TorchServe reads when it starts."""
     shutil.rmtree(directory, ignore_errors=True)
     (directory / "logs").mkdir(parents=True)
     (directory / METRICS).write_bytes((resources.files("etcl_deploy.handlers") / METRICS).read_bytes())
@@ -131,7 +131,7 @@ def _configure(directory: Path, properties: str) -> None:
 
 
 def _launch(directory: Path, store: Path, java_home: Path, temporary: str, workers: int) -> tuple[int, float]:
-    """Start TorchServe; gives its process and when that began."""
+    """Start TorchServe. Returns its process id and when the process began."""
     # TorchServe lets TS_* variables override its configuration file, tokens included: keep ours in force.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TS_")}
     threads = max(1, cores() // workers)

@@ -26,7 +26,7 @@ class ServeOptions:
     pushes: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """What it says in the archive's model-config.yaml."""
+        """The entries for the archive's model-config.yaml."""
         workers = self.workers or cores()
         cache = {} if self.cache_bytes is None else {"cacheBytes": self.cache_bytes}
         etcl = {**cache, "pinned": list(self.pinned), "prefetch": self.prefetch}

@@ -35,7 +35,7 @@ def renewer_of(directory: Path) -> psutil.Process | None:
 
 
 def seconds_left(key_file: Path) -> float:
-    """How long the token that expires first is valid."""
+    """Seconds until the first token expires."""
     keys = read_keys(key_file)
     ends = [datetime.fromisoformat(_iso(keys[kind]["expiration time"])) for kind in KINDS]
     return (min(ends) - datetime.now(timezone.utc)).total_seconds()
