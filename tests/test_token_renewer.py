@@ -13,12 +13,10 @@ import psutil
 import pytest
 from conftest import ETCL
 from factories import made_bundle
-from test_push import IMAGE
 
 from etcl_deploy.bundle.bundle import save, to_bytes
-from etcl_deploy.client.client import RENEWAL_TRIES, Client
-from etcl_deploy.core.pixels import png
-from etcl_deploy.errors import ServeError, TokenError
+from etcl_deploy.client.client import RENEWAL_TRIES
+from etcl_deploy.errors import ServeError
 from etcl_deploy.serve import server as serve_server
 from etcl_deploy.serve import token_renewer
 from etcl_deploy.serve.process import start_renewer, stop
@@ -39,20 +37,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def renewers(server: Server) -> list[psutil.Process]:
     lines = ((process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
     return [p for p, words in lines if "etcl_deploy.serve.token_renewer" in words and server.directory in words]
-
-
-@pytest.mark.torchserve
-def test_renewed_tokens_take_the_place_of_the_old_ones(server: Server) -> None:
-    """The old one is refused; a client that has the file notices and goes on, one with the old token is told."""
-    old = server.token()
-    with Client(server.inference_url, token_file=server.token_file) as client:
-        before = client.predict(png(IMAGE), "täsk 0")
-        token_renewer.renew(server.token_file, server.management_address)
-        assert server.token() != old
-        assert client.predict(png(IMAGE), "täsk 0") == before
-    with Client(server.inference_url, token=old) as client, pytest.raises(TokenError):
-        client.predict(png(IMAGE), "täsk 0")
-    assert server.describe()["modelName"] == "kept", "the management token was renewed, too"
 
 
 @pytest.mark.torchserve
