@@ -90,19 +90,8 @@ def test_the_example_is_short() -> None:
     assert len(EXAMPLE.read_text("utf-8").splitlines()) <= 40
 
 
-def test_all_tasks_at_once(learned: Learned, server: tuple[psutil.Process, str]) -> None:
-    """Questions for all tasks, asked together, get the Predictor's answers."""
-    _, url = server
-    asked = [(task.name, task.test_x[position]) for position in range(4) for task in learned.tasks]
-    wanted = Predictor(learned.bundle).predict([image for _, image in asked], [name for name, _ in asked])
-    answers = ask_all(url, [question(name, png(image)) for name, image in asked])
-    for (status, answer), expected in zip(answers, wanted, strict=True):
-        assert status == 200
-        expect(answer, expected)
-
-
 def test_bad_questions_among_good_ones(learned: Learned, server: tuple[psutil.Process, str], tmp_path: Path) -> None:
-    """Each bad one gets its own 4xx, the ones asked at the same time are answered."""
+    """Asked together: each bad one gets its own 4xx, the good ones the Predictor's answers, for all tasks."""
     _, url = server
     Image.new("1", (8000, 8000)).save(tmp_path / "huge.png")
     bad = [

@@ -18,7 +18,6 @@ from etcl_deploy.data.lazy_images import ImageFiles
 from etcl_deploy.errors import DataError
 from etcl_deploy.runs.session import resume, train
 from etcl_deploy.runs.store import load
-from etcl_deploy.runs.task_loading import digest, find_tasks
 
 SETTINGS = {"size": 8, "width": 4, "epochs": 2, "batch_size": 8, "similar": "all", "tasks": 2}
 PREPROCESSING = Preprocessing(8, 8, 3)
@@ -102,9 +101,3 @@ def test_a_damaged_image_is_found_before_anything_is_learned(folder: Path, tmp_p
     with pytest.raises(DataError, match=r"second/bright/4\.png.*mend or remove it"):
         train(config, tmp_path, tmp_path / "run", "cpu", lambda event: None)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_task_has_one_digest(folder: Path) -> None:
-    """Whether its images are in memory or not."""
-    ways = [find_tasks(Config().with_values({**SETTINGS, "memory_gb": m}), folder).tasks for m in (4, 0)]
-    assert [digest(task) for task in ways[0]] == [digest(task) for task in ways[1]]

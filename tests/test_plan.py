@@ -54,7 +54,7 @@ def test_images_too_small_for_a_network_name_the_step() -> None:
 
 @pytest.mark.parametrize("image", [(1, 16, 24), (1, 8, 40), (3, 1, 1)])
 def test_resnet18_takes_images_that_are_not_square(image: tuple[int, int, int]) -> None:
-    """Each side is pooled to two pixels, as adaptive pooling does it, or stays at one."""
+    """Each side is pooled to two pixels, or stays at one."""
     plan = resnet18(image, width=2)
     *_, height, width = plan.shapes[plan.steps[-1].inputs[0]]
     assert (height, width) == (min(2, -(-image[1] // 8)), min(2, -(-image[2] // 8)))

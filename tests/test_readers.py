@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etcl_deploy.data import cifar, idx, leaf, manifest, npz
-from etcl_deploy.data import svhn as mat
+from etcl_deploy.data import cifar, idx, leaf, manifest, npz, svhn
 from etcl_deploy.errors import DataError
 
 CHANCE = np.random.default_rng(0)
@@ -121,7 +120,6 @@ def test_leaf_knows_whose_each_item_is(tmp_path: Path) -> None:
         ([[0.5] * 783 + [float("nan")]], [0], "not 784 values from 0 to 1"),
         ([[2.0] * 784], [0], "not 784 values from 0 to 1"),
         ([["a"] * 784], [0], "not 784 values from 0 to 1"),
-        ([["0.5"] * 784], [0], "not 784 values from 0 to 1"),
         ([[10**400] * 784], [0], "not 784 values from 0 to 1"),
         ([[0.5] * 784], [10**30], "no whole number"),
         ([[0.5] * 784], [1e300], "no whole number"),
@@ -208,21 +206,21 @@ def test_svhn_is_read_from_its_matlab_files(tmp_path: Path) -> None:
     pixels = CHANCE.integers(0, 256, (32, 32, 3, 4)).astype(np.uint8)
     for part in ("train", "test"):
         savemat(tmp_path / f"{part}_32x32.mat", {"X": pixels, "y": np.array([[10], [1], [2], [9]], dtype=np.uint8)})
-    source = mat.read_svhn(tmp_path)
+    source = svhn.read_svhn(tmp_path)
     assert source.train.labels.tolist() == [0, 1, 2, 9]
     assert np.array_equal(np.asarray(source.train.images)[2], pixels[:, :, :, 2])
     for wrong in (57, -3, np.nan, 1.5):
         savemat(tmp_path / "test_32x32.mat", {"X": pixels, "y": np.array([[10.0], [1], [2], [wrong]])})
         with pytest.raises(DataError, match=r"test_32x32\.mat has labels other than"):
-            mat.read_svhn(tmp_path)
+            svhn.read_svhn(tmp_path)
     savemat(tmp_path / "test_32x32.mat", {"X": pixels[:5], "y": np.array([[10], [1], [2], [9]])})
     with pytest.raises(DataError, match=r"test_32x32\.mat holds .* are right"):
-        mat.read_svhn(tmp_path)
+        svhn.read_svhn(tmp_path)
     savemat(tmp_path / "test_32x32.mat", {"X": pixels, "y": np.array([[10], [1], [2], [9]], dtype=np.uint8)})
     whole = (tmp_path / "test_32x32.mat").read_bytes()
     (tmp_path / "test_32x32.mat").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"test_32x32\.mat (is damaged|holds)"):
-        mat.read_svhn(tmp_path)
+        svhn.read_svhn(tmp_path)
 
 
 def test_a_manifest_names_image_label_and_task(tmp_path: Path) -> None:
