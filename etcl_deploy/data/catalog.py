@@ -33,14 +33,9 @@ def _read_idx(folder: Path, prefix: str, classes: tuple[str, ...], *, turned: bo
     return Source(folder.name, classes, train, test)
 
 
-def _read_letters(folder: Path) -> Source:
-    """notMNIST: folders of images; a tenth of each class is the test part."""
-    return hold_back(folders.read_folder(folder / "notMNIST_small", []), 0.1, torch.Generator().manual_seed(0))
-
-
-def _read_mini_imagenet(folder: Path) -> Source:
-    """MiniImageNet: folders of images; a sixth of each class (100 of 600) is the test part."""
-    return hold_back(folders.read_folder(folder / "images", []), 1 / 6, torch.Generator().manual_seed(0))
+def _read_images(folder: Path, share: float) -> Source:
+    """A folder of images for each class; a share of each is the test part."""
+    return hold_back(folders.read_folder(folder, []), share, torch.Generator().manual_seed(0))
 
 
 def _read_packed_samples(path: Path) -> Source:
@@ -153,7 +148,7 @@ DATA_SETS: dict[str, DataSet] = {
         "http://yaroslavvb.blogspot.com/2011/09/notmnist-dataset.html",
         "not stated",
         (16_854, 1_870),
-        _read_letters,
+        lambda folder: _read_images(folder / "notMNIST_small", 0.1),
         tuple(f"notMNIST_small/{letter}" for letter in LETTERS),
         LETTERS,
         by_hand=(
@@ -214,7 +209,7 @@ DATA_SETS: dict[str, DataSet] = {
         "https://github.com/yaoyao-liu/mini-imagenet-tools",
         "ImageNet's terms of access: non-commercial research and education",
         (50_000, 10_000),
-        _read_mini_imagenet,
+        lambda folder: _read_images(folder / "images", 1 / 6),  # 100 of 600
         ("images/*/*",),
         by_hand="Put its 100 classes of 600 images as folders below mini_imagenet/images",
     ),

@@ -10,17 +10,13 @@ and reported. A damaged image is an error: nobody should find out later that hal
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-
-import numpy as np
 
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import DataError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
-
-Files = Mapping[str, Sequence[Path]]  # class -> its images
 
 
 def read_folder(folder: Path, ignored: list[Path]) -> Source:
@@ -42,12 +38,11 @@ def read_folder(folder: Path, ignored: list[Path]) -> Source:
     if len(train) < 2:
         raise DataError(f"{folder} has one class ({', '.join(train)}); a task needs at least two class folders")
     classes = tuple(train)
-    return Source(name_of(folder), classes, _part(train, classes), _part(test, classes))
-
-
-def _part(files: Files, classes: Sequence[str]) -> Part:
-    paths = [(path, classes.index(name)) for name, images in files.items() for path in images]
-    return Part([path for path, _ in paths], np.array([label for _, label in paths], dtype=np.int64))
+    train_part, test_part = (
+        Part.of_files([(path, name) for name, images in files.items() for path in images], classes)
+        for files in (train, test)
+    )
+    return Source(name_of(folder), classes, train_part, test_part)
 
 
 def _class_files(folder: Path, ignored: list[Path]) -> dict[str, list[Path]]:
@@ -80,6 +75,7 @@ def name_of(path: Path) -> str:
 
 
 def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, by name."""
     return [path for path in visible(folder) if path.is_dir()]
 
 

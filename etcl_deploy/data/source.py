@@ -42,6 +42,11 @@ class Part:
         if len(self.images) != len(self.labels):
             raise DataError(f"there are {len(self.images)} images and {len(self.labels)} labels")
 
+    @classmethod
+    def of_files(cls, items: Sequence[tuple[Path, str]], classes: Sequence[str]) -> Part:
+        """Image files, each with the name of its class."""
+        return cls([path for path, _ in items], np.array([classes.index(name) for _, name in items], dtype=np.int64))
+
     def __len__(self) -> int:
         return len(self.labels)
 

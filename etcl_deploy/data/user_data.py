@@ -45,14 +45,13 @@ def read_own(path: Path, test_share: float, seed: int, limit: int | None) -> Own
         tasks = read_manifest(path)[:limit]
         _check_names([task.name for task in tasks], path)
     elif path.is_dir():
-        tasks = [_read(entry, ignored) for entry in _entries(path, ignored)[:limit]]
+        tasks = [
+            read_folder(entry, ignored) if entry.is_dir() else read_npz(entry, name_of(entry))
+            for entry in _entries(path, ignored)[:limit]
+        ]
     else:
         raise DataError(f"{path} is not a directory; --data takes a folder of task folders, or a .csv file")
     return OwnTasks(tuple(_with_test(task, test_share, seed) for task in tasks), tuple(ignored))
-
-
-def _read(entry: Path, ignored: list[Path]) -> Source:
-    return read_folder(entry, ignored) if entry.is_dir() else read_npz(entry, name_of(entry))
 
 
 def _with_test(task: Source, share: float, seed: int) -> Source:

@@ -145,11 +145,9 @@ class Server:
         """A curl line with the current token and a Python snippet that ask for a prediction."""
         headers = [f"Authorization: Bearer {self.token()}", f"X-ETCL-Task: {task}"]
         words = [
-            "curl",
-            self.inference_url,
+            *("curl", self.inference_url),
             *(word for header in headers for word in ("-H", header)),
-            "-T",
-            "image.png",
+            *("-T", "image.png"),
         ]
         python = (
             "from etcl_deploy import Client\n\n"
