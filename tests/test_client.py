@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 import pytest
 from conftest import Learned
+from factories import expect, loopback
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
 from etcl_deploy.client import client as module
@@ -117,10 +118,7 @@ class StandIn:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = False
-        self.address = f"http://127.0.0.1:{self.http.server_port}"
-        self.url = f"{self.address}/predictions/t"
+        self.handler, self.url = Handler, ""
 
     @property
     def count(self) -> int:
@@ -142,14 +140,11 @@ class StandIn:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
-    found = StandIn()
-    thread = threading.Thread(target=found.http.serve_forever, args=(0.02,))
-    thread.start()
-    yield found
-    found.over.set()
-    found.http.shutdown()
-    found.http.server_close()
-    thread.join()
+    server = StandIn()
+    with loopback(server.handler) as address:
+        server.url = f"{address}/predictions/t"
+        yield server
+        server.over.set()
 
 
 @pytest.mark.parametrize(
@@ -358,10 +353,8 @@ class Served:
 
     def expect(self, answer: Any, image: Any, task: str) -> None:
         """The answer is the Predictor's."""
-        wanted = Predictor(self.bundle).predict([image], [task])[0]
         assert isinstance(answer, Prediction), answer
-        assert (answer.task, answer.label, answer.index) == (wanted.task, wanted.label, wanted.index)
-        assert answer.scores == pytest.approx(wanted.scores, abs=1e-5)
+        expect(answer.as_json(), Predictor(self.bundle).predict([image], [task])[0])
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Learned
+from factories import expect
 from PIL import Image
 
 from etcl_deploy.core.pixels import png
@@ -42,8 +43,7 @@ def test_files_bytes_and_pixels_get_the_predictors_answer(
     pixels = [images[4].numpy(), images[5].numpy().astype(np.float32)]
     found = Model(files[name]).predict([path, str(path), png(images[2]), Image.open(path), *pixels], "parity")
     for answer, right in zip(found, [expected[n] for n in (0, 0, 2, 0, 4, 5)], strict=True):
-        assert (answer.task, answer.label, answer.index) == (right.task, right.label, right.index)
-        assert answer.scores == pytest.approx(right.scores, abs=1e-5)
+        expect(answer.as_json(), right)
 
 
 def test_one_file_switches_between_all_tasks(learned: Learned, files: dict[str, Path]) -> None:

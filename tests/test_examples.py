@@ -17,11 +17,11 @@ import httpx
 import psutil
 import pytest
 from conftest import ROOT, Learned
+from factories import expect
 from PIL import Image
 
 import etcl_deploy
 from etcl_deploy.core.pixels import png
-from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.properties import any_free_port
 
@@ -78,11 +78,6 @@ def ask_all(url: str, questions: list[Any]) -> list[tuple[int, Any]]:
 
 def question(task: str, image: bytes) -> dict[str, str]:
     return {"task": task, "b64": base64.b64encode(image).decode()}
-
-
-def expect(answer: Any, expected: Prediction) -> None:
-    assert (answer["task"], answer["label"], answer["index"]) == (expected.task, expected.label, expected.index)
-    assert answer["scores"] == pytest.approx(expected.scores, abs=1e-5)
 
 
 def test_the_example_is_short() -> None:

@@ -18,11 +18,11 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, Learned
+from factories import expect
 from PIL import Image
 
 from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes
 from etcl_deploy.core.pixels import png
-from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.handlers.etcl_handler import COUNTERS, GAUGES
@@ -47,31 +47,25 @@ def server(learned: Learned, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def ask(
-    server: Server, body: bytes | None, path: str = "", token: str | None = None, **headers: str
+    server: Server,
+    body: bytes | None,
+    path: str = "",
+    token: str | None = None,
+    form: tuple[str, bytes] | None = None,
+    **headers: str,
 ) -> tuple[int, Any]:
-    """Status and JSON of one request; header names are written with underscores."""
+    """Status and JSON of one request; header names are written with underscores, a form has a task and an image."""
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     sent["Authorization"] = f"Bearer {server.token() if token is None else token}"
-    answer = httpx.post(server.inference_url + path, content=body, headers=sent, timeout=60, trust_env=False)
+    task, files = ({"task": form[0]}, {"data": form[1]}) if form else (None, None)
+    answer = httpx.post(
+        server.inference_url + path, content=body, data=task, files=files, headers=sent, timeout=60, trust_env=False
+    )
     return answer.status_code, answer.json()
 
 
 def describe(server: Server) -> Any:
     return server.describe(customized=True)["customizedMetadata"]
-
-
-def multipart(task: str, image: bytes) -> tuple[bytes, str]:
-    parts = [
-        b'--B\r\nContent-Disposition: form-data; name="task"\r\n\r\n' + task.encode() + b"\r\n",
-        b'--B\r\nContent-Disposition: form-data; name="data"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n',
-        image + b"\r\n--B--\r\n",
-    ]
-    return b"".join(parts), "multipart/form-data; boundary=B"
-
-
-def expect(answer: Any, expected: Prediction) -> None:
-    assert (answer["task"], answer["label"], answer["index"]) == (expected.task, expected.label, expected.index)
-    assert answer["scores"] == pytest.approx(expected.scores, abs=1e-5)
 
 
 def test_every_way_to_name_a_task(learned: Learned, server: Server) -> None:
@@ -80,7 +74,6 @@ def test_every_way_to_name_a_task(learned: Learned, server: Server) -> None:
     image = task.test_x[0]
     expected = Predictor(learned.bundle).predict([image], [task.name])[0]
     data = png(image)
-    form, form_type = multipart(task.name, data)
     instances = [{"b64": base64.b64encode(data).decode()}, {"pixels": image.tolist()}]
     document = json.dumps({"task": task.name, "instances": instances}).encode()
 
@@ -88,7 +81,7 @@ def test_every_way_to_name_a_task(learned: Learned, server: Server) -> None:
         ask(server, data, X_ETCL_Task=task.name, Content_Type="image/png"),
         ask(server, data, x_etcl_task=task.name, Content_Type="application/octet-stream"),
         ask(server, data, path=f"/1.0/{task.name}", Content_Type="image/png"),
-        ask(server, form, Content_Type=form_type),
+        ask(server, None, form=(task.name, data)),
     ):
         assert status == 200
         expect(answer, expected)
@@ -104,8 +97,7 @@ def test_every_way_to_name_a_task(learned: Learned, server: Server) -> None:
 def test_the_field_wins_over_the_header_and_the_header_over_the_path(learned: Learned, server: Server) -> None:
     """One documented order of precedence."""
     data = png(learned.tasks[0].test_x[0])
-    form, form_type = multipart("turned", data)
-    _, answer = ask(server, form, path="/1.0/parity", X_ETCL_Task="negative", Content_Type=form_type)
+    _, answer = ask(server, None, path="/1.0/parity", form=("turned", data), X_ETCL_Task="negative")
     assert answer["task"] == "turned"
     _, answer = ask(server, data, path="/1.0/parity", X_ETCL_Task="negative", Content_Type="image/png")
     assert answer["task"] == "negative"
@@ -205,8 +197,8 @@ def test_each_kind_of_bad_request_has_its_code(server: Server, body: bytes, medi
 
 def test_a_boundary_may_contain_any_word(learned: Learned, server: Server) -> None:
     """Only the media type itself says what a body is."""
-    form, media = multipart("parity", png(learned.tasks[4].test_x[0]))
-    status, answer = ask(server, form.replace(b"--B", b"--BjsonB"), Content_Type=media.replace("=B", "=BjsonB"))
+    form, media = ("parity", png(learned.tasks[4].test_x[0])), "multipart/form-data; boundary=BjsonB"
+    status, answer = ask(server, None, form=form, Content_Type=media)
     assert (status, answer["task"]) == (200, "parity")
 
 
