@@ -76,7 +76,7 @@ class Images(ConfigSection):
     channels: Annotated[int, Limit(lambda v: v in (1, 3), "1 or 3")] = 3  # 3 colour, 1 grey
     mean: Annotated[float, Limit(lambda v: -1000 <= v <= 1000, "-1000 to 1000")] = 0.5  # (x / 255 - mean) / std
     std: Annotated[float, Limit(lambda v: 0.001 <= v <= 1000, "0.001 to 1000")] = 0.5
-    # held back for testing, per class, where the data has no test part
+    # held back for testing, per class, if the data has no test part
     test_share: Annotated[float, Limit(lambda v: 0 < v < 1, "between 0 and 1")] = 0.2
 
 
@@ -106,8 +106,8 @@ class Similarity(ConfigSection):
     margin: ZeroToOne = 0.4  # how large the gap must be (delta of the paper, which the rule `paper` wants near 0)
     energy: Share = 0.99  # share of the squared norm of the features that the bases hold
     sample_share: Share = 0.05  # of a task's training items, to compare by; never more than 2,000 items
-    sample_items: AtLeastTwo = 300  # but at least so many, where there are
-    # Earlier tasks a new one is held against: of more, those that are nearest in a network that never learned.
+    sample_items: AtLeastTwo = 300  # but at least so many, if the task has them
+    # Earlier tasks a new one is compared with; of more, the nearest ones in a network that never learned.
     candidates: AtLeastOne = 20
 
 
@@ -191,8 +191,8 @@ class Config(ConfigSection):
     recipe: str | None = None
     sequence: str | dict[str, Any] | None = None  # the tasks: see data/sequences.py
     tasks: AtLeastOne | None = None  # only the first so many
-    checkpoint_seconds: ZeroOrMore = 30.0  # what a crash costs at most: the state is written this often
-    memory_gb: ZeroOrMore = 4.0  # what all images of image files may fill; more are read from disk in every epoch
+    checkpoint_seconds: ZeroOrMore = 30.0  # the state is written this often: a crash costs no more than that
+    memory_gb: ZeroOrMore = 4.0  # memory for images from files; if they need more, every epoch reads them from disk
     images: Images = field(default_factory=Images)
     network: Network = field(default_factory=Network)
     learning: Learning = field(default_factory=Learning)

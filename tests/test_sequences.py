@@ -14,7 +14,6 @@ import torch
 from test_readers import write_cifar, write_idx, write_leaf
 
 from etcl_deploy.config import Config
-from etcl_deploy.core.task import Task
 from etcl_deploy.data.catalog import DATA_SETS, IDX_NAMES
 from etcl_deploy.data.inventory import check_recipe, data_root, list_recipes, place_of, read_data_set
 from etcl_deploy.data.sequences import sequence_of
@@ -255,13 +254,6 @@ def test_every_recipe_can_be_read(name: str) -> None:
     assert set(sequence_of(load_recipe(name).sequence).data) <= DATA_SETS.keys()
 
 
-def tasks_of(config: Config, notes: list[str] | None = None) -> list[Task]:
-    found = find_tasks(config, None)
-    if notes is not None:
-        notes += found.partial
-    return found.tasks
-
-
 @real_data
 @pytest.mark.parametrize("name", recipe_names())
 def test_recipes_make_their_tasks_or_say_what_is_missing(name: str) -> None:
@@ -270,22 +262,21 @@ def test_recipes_make_their_tasks_or_say_what_is_missing(name: str) -> None:
     missing = [row["name"] for row in check_recipe(name, None) if not row["place"]]
     if missing:
         with pytest.raises(DataError, match="is neither in"):
-            tasks_of(config)
+            find_tasks(config, None)
         return
-    notes: list[str] = []
-    tasks = tasks_of(config, notes)
-    assert len(tasks) == 2 and all(len(task.train_y) > 100 and len(task.test_y) > 50 for task in tasks)
+    made = find_tasks(config, None)
+    assert len(made.tasks) == 2 and all(len(task.train_y) > 100 and len(task.test_y) > 50 for task in made.tasks)
     if name.startswith("cifar100"):
-        assert "CIFAR-100: 12,000 of 50,000 training and 3,000 of 10,000 test items" in notes[0]
+        assert "CIFAR-100: 12,000 of 50,000 training and 3,000 of 10,000 test items" in made.partial[0]
     if name in ("femnist1", "pmnist"):
-        assert notes == []
+        assert made.partial == []
 
 
 @real_data
 @pytest.mark.parametrize("name", ["five_datasets", "mixed"])
 def test_classes_of_different_things_have_different_names(name: str) -> None:
     """Heads of tasks with equal classes teach each other: a 3 is no dress."""
-    tasks = tasks_of(load_recipe(name))
+    tasks = find_tasks(load_recipe(name), None).tasks
     for number, task in enumerate(tasks):
         for other in tasks[:number]:
             kin = {task.name, other.name} == {"mnist", "svhn"} or ("sample" in task.name and "sample" in other.name)
@@ -295,7 +286,7 @@ def test_classes_of_different_things_have_different_names(name: str) -> None:
 @real_data
 def test_the_real_femnist1_is_what_its_readme_says() -> None:
     """755 to 785 training and 84 to 88 test items a task, dark ink on white."""
-    tasks = tasks_of(load_recipe("femnist1"))
+    tasks = find_tasks(load_recipe("femnist1"), None).tasks
     assert [task.name for task in tasks][:2] == ["sample-01", "sample-02"] and len(tasks) == 10
     assert {len(task.train_y) for task in tasks} <= set(range(755, 786))
     assert {len(task.test_y) for task in tasks} <= set(range(84, 89))

@@ -56,7 +56,8 @@ def ask(
 ) -> tuple[int, Any]:
     """Status and JSON of one request; header names are written with underscores, a form has a task and an image."""
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    sent["Authorization"] = f"Bearer {server.token() if token is None else token}"
+    used = server.token() if token is None else token
+    sent |= {"Authorization": f"Bearer {used}"} if used else {}
     task, files = ({"task": form[0]}, {"data": form[1]}) if form else (None, None)
     answer = httpx.post(
         server.inference_url + path, content=body, data=task, files=files, headers=sent, timeout=60, trust_env=False

@@ -113,7 +113,7 @@ class Plan:
         return {name: step.name for step in self.steps for name in step.inputs}
 
     def without(self, names: Collection[str]) -> Plan:
-        """The plan with these steps of one input left out, and whoever read them reading that input."""
+        """The plan without these steps of one input; the steps that read them read that input instead."""
         source: dict[str, str] = {}
         kept = []
         for step in self.steps:

@@ -29,7 +29,7 @@ class ImageFiles(StoredImages):
     """Image files, brought to the network's size as they are read."""
 
     def __init__(self, paths: Sequence[Path] | np.ndarray, preprocessing: Preprocessing) -> None:
-        # As one block of bytes: a process that reads would copy a list of paths piece by piece, just by looking at it.
+        # One block of bytes: counting references, a reading process would copy a list of paths page by page.
         self.paths = paths if isinstance(paths, np.ndarray) else np.array([os.fsencode(path) for path in paths])
         self.preprocessing = preprocessing
         self.shape = torch.Size([len(self.paths), *preprocessing.shape])

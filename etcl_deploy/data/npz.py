@@ -1,5 +1,5 @@
 """Arrays in `.npz` files: `train_x, train_y` and perhaps `test_x, test_y`, `classes` (names), `train_owners,
-test_owners` (whose each item is). Nothing in them is unpickled.
+test_owners` (the owner of each item). Nothing in them is unpickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def read_npz(path: Path, name: str, classes: Sequence[str] | None = None) -> Source:
-    """The source in a file. Without `classes` there or here they are called by their numbers; a test part may lack."""
+    """The source in a file. Without `classes`, there or here, numbers are their names; the test part may be missing."""
     pairs = (("test_x", "test_y"), ("train_owners", "test_owners"))
     arrays = read_arrays(path, ("train_x", "train_y"), (*(name for pair in pairs for name in pair), "classes"))
     for one, other in pairs:
@@ -52,7 +52,7 @@ def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) 
 
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """The arrays of a file and their shapes, as their headers say, which must be true."""
+    """The shape of each array of a file, as its header states it; a header that is not true is refused."""
     shapes = {}
     try:
         with zipfile.ZipFile(path) as archive:

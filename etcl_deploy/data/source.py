@@ -109,7 +109,7 @@ class Source:
         return sum(len(part) for part in files) * prod(preprocessing.shape)
 
     def prepared(self, preprocessing: Preprocessing, *, stored: bool = False) -> Task:
-        """The source as a task, its images brought to the network's size; `stored`, files are read when needed."""
+        """The source as a task, its images at the network's size; with `stored`, image files are read when needed."""
         x, test_x = (
             ImageFiles(part.images, preprocessing)
             if stored and not isinstance(part.images, np.ndarray)
@@ -121,7 +121,7 @@ class Source:
 
 
 def hold_back(source: Source, share: float, generator: torch.Generator) -> Source:
-    """The source with a share of each class's training items as its test part; one at least on each side of two."""
+    """The source with a share of each class's training items as its test part. A class of two or more is in both."""
     held = np.zeros(len(source.train), dtype=bool)
     for label in range(len(source.classes)):
         places = np.flatnonzero(source.train.labels == label)

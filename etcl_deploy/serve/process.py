@@ -39,10 +39,10 @@ def start(
     pushes: bool = False,
     prepare: Callable[[], object] = lambda: None,
 ) -> Server:
-    """Start TorchServe on `model_store/name.mar` and wait until it answers; on failure nothing is left running.
+    """Start TorchServe on `model_store/name.mar` and wait until it answers; after a failure nothing is left running.
 
-    Of several processes that start the same name one does, and the others are refused; `prepare`, which may write the
-    archive, is called by that one alone.
+    Of several processes that start the same name, one succeeds and the others are refused. Only that one calls
+    `prepare`, which may write the archive.
     """
     check_not_running(name, model_store)
     java = find_java()
@@ -171,9 +171,9 @@ def _launch(directory: Path, store: Path, java_home: Path, temporary: str, worke
 
 
 def start_renewer(directory: Path) -> None:
-    """A process that renews the server's tokens and ends with the server; nobody waits for it."""
+    """Start a process that renews the server's tokens and ends with the server; nobody waits for it."""
     command = [sys.executable, "-m", "etcl_deploy.serve.token_renewer", str(directory)]
-    # Started by a shell of no other use, it is nobody's child that would have to be waited for.
+    # A shell starts it and ends, so that it is no child of ours that would have to be waited for.
     with (directory / "token_renewer.log").open("wb") as log:
         subprocess.run(
             ["/bin/sh", "-c", '"$@" & echo $! > "$0"', str(directory / PID_FILE), *command],

@@ -38,7 +38,7 @@ def live_version(server: Server) -> str:
 
 
 def next_version(server: Server) -> str:
-    """A version after all there are."""
+    """A version number above all others."""
     known = server.manage("GET", f"/models/{server.name}/all")
     return f"{1 + max(int(model['modelVersion'].partition('.')[0]) for model in known)}.0"
 
@@ -69,7 +69,7 @@ def switch(server: Server, archive: Path, version: str, checks: Mapping[str, tup
 
 
 def remove_others(server: Server, version: str) -> None:
-    """Remove all versions but one, each when it has answered all it was asked."""
+    """Remove all other versions, each when it has answered all its requests."""
     for model in server.manage("GET", f"/models/{server.name}/all"):
         old = model["modelVersion"]
         if old != version:
@@ -101,7 +101,7 @@ def _check_answers(server: Server, version: str, checks: Mapping[str, tuple[byte
 
 
 def _drain(server: Server, version: str) -> None:
-    """Wait until every worker of a version has answered something that was asked after the switch."""
+    """Wait until every worker of a version has answered a question asked after the switch."""
     deadline = time.monotonic() + DRAIN_SECONDS
     done: set[int] = set()
     last = "it was still busy"

@@ -96,14 +96,13 @@ class Server:
 
     def manage(self, method: str, path: str, **parameters: str | int) -> Any:
         """The JSON answer of the management API. Raises ServeError with its message where it refuses."""
-        for _ in range(RENEWAL_TRIES):  # as a client does: a new token may not be in the file yet, or only in part
-            with suppress(TokenError):
+        for left in reversed(range(RENEWAL_TRIES + 1)):  # as a client does: the file may not hold a new token yet
+            try:
                 return self._manage(method, path, parameters)
+            except TokenError as error:
+                if not left:
+                    raise ServeError(str(error)) from None
             time.sleep(RENEWAL_SECONDS)
-        try:
-            return self._manage(method, path, parameters)
-        except TokenError as error:
-            raise ServeError(str(error)) from None
 
     def _manage(self, method: str, path: str, parameters: Mapping[str, str | int]) -> Any:
         """One attempt of `manage`. Raises TokenError if there is no token, or a wrong one."""
