@@ -41,8 +41,8 @@ def test_files_bytes_and_pixels_get_the_predictors_answer(
     path = tmp_path / "an image.png"
     path.write_bytes(png(images[0]))
     pixels = [images[4].numpy(), images[5].numpy().astype(np.float32)]
-    found = Model(files[name]).predict([path, str(path), png(images[2]), Image.open(path), *pixels], "parity")
-    for answer, right in zip(found, [expected[n] for n in (0, 0, 2, 0, 4, 5)], strict=True):
+    answers = Model(files[name]).predict([path, str(path), png(images[2]), Image.open(path), *pixels], "parity")
+    for answer, right in zip(answers, [expected[n] for n in (0, 0, 2, 0, 4, 5)], strict=True):
         expect(answer.as_json(), right)
 
 

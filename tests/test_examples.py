@@ -98,8 +98,8 @@ def test_bad_questions_among_good_ones(learned: Learned, server: tuple[psutil.Pr
     good = [(task.name, task.test_x[5]) for task in learned.tasks]
     wanted = Predictor(learned.bundle).predict([image for _, image in good], [name for name, _ in good])
     answers = ask_all(url, [body for body, _, _ in bad] + [question(name, png(image)) for name, image in good])
-    found = [(status, answer["error"]["code"]) for status, answer in answers[: len(bad)]]
-    assert found == [(status, code) for _, status, code in bad]
+    codes = [(status, answer["error"]["code"]) for status, answer in answers[: len(bad)]]
+    assert codes == [(status, code) for _, status, code in bad]
     for (status, answer), expected in zip(answers[len(bad) :], wanted, strict=True):
         assert status == 200
         expect(answer, expected)

@@ -48,8 +48,8 @@ def test_they_are_what_they_are_in_memory(folder: Path) -> None:
     every = torch.stack([prepare(path, PREPROCESSING) for path in files(folder)])
     assert (len(stored), stored.shape, stored.dtype) == (len(every), every.shape, every.dtype)
     batches = [torch.tensor([3, 1, 1]), torch.tensor([], dtype=torch.int64), torch.arange(52).flip(0)]
-    for found, batch in zip(stored.read(batches), batches, strict=True):
-        assert torch.equal(found, every[batch])
+    for images, batch in zip(stored.read(batches), batches, strict=True):
+        assert torch.equal(images, every[batch])
     some = torch.tensor([7, 0, 51])
     assert torch.equal(loaded(stored.take(some)), every[some])
     items = Items(stored, torch.arange(52))

@@ -77,9 +77,9 @@ def test_a_step_without_state_is_the_same_in_onnx(op: str, settings: dict[str, A
     session = open_session(as_model(graph, preprocessing, {"features": plan.features}).SerializeToString(), 1)
     pixels = torch.randint(0, 256, (5, 9, 8, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     for part in (pixels, pixels[:1]):
-        (found,) = session.run(None, {"image": part.numpy()})
+        (features,) = session.run(None, {"image": part.numpy()})
         wanted = expected(preprocessing.normalize(part)).flatten(1)
-        torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.from_numpy(features), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_every_operation_is_covered_here_and_in_onnx() -> None:
@@ -104,8 +104,8 @@ def test_a_convolution_is_torchs_own(settings: dict[str, Any], layer: nn.Conv2d 
     expected = layer(x)
     assert plan.steps[0].weight_shape == tuple(layer.weight.shape)
     assert plan.shapes["s"] == tuple(expected.shape[1:])
-    found = apply_weight("conv2d", settings, x, layer.weight, layer.bias)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    result = apply_weight("conv2d", settings, x, layer.weight, layer.bias)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
     assert Plan.from_json(json.loads(json.dumps(plan.as_json()))) == plan
 
 
@@ -116,8 +116,8 @@ def test_bias_and_norms_are_torchs_own() -> None:
         shape = (1, 4, 1, 1)[: x.ndim]
         assert torch.equal(apply_weight("bias", {"features": 4}, x, beta), x + beta.view(shape))
         assert torch.equal(normalize("norm", NORM, x, gamma, beta), x * gamma.view(shape) + beta.view(shape))
-        found = normalize("group_norm", {**NORM, "groups": 2}, x, gamma, beta)
-        torch.testing.assert_close(found, F.group_norm(x, 2, gamma, beta, 1e-3))
+        result = normalize("group_norm", {**NORM, "groups": 2}, x, gamma, beta)
+        torch.testing.assert_close(result, F.group_norm(x, 2, gamma, beta, 1e-3))
     x, gamma = noise(5, 4, 3, 2), noise(24)
     expected = F.layer_norm(x, (4, 3, 2), gamma.view(4, 3, 2), None, 1e-3)
     torch.testing.assert_close(
@@ -176,14 +176,14 @@ def test_dropout_drops_its_share_while_learning_and_only_then() -> None:
 def test_statistics_are_estimated_with_nothing_dropped() -> None:
     """What normalization sees in use, where nothing is dropped, decides; another seed changes nothing."""
     images = torch.randint(0, 256, (40, 32, 32, 1), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    found = []
+    states = []
     for seed in (1, 2):
         network = dropping()
         network.begin("t", ("a", "b"), torch.Generator().manual_seed(0))
         network.randomness.manual_seed(seed)
-        found.append(network.train().finish([images]).norms["norm"])
+        states.append(network.train().finish([images]).norms["norm"])
         assert not network.training
-    assert torch.equal(found[0].mean, found[1].mean) and torch.equal(found[0].var, found[1].var)
+    assert torch.equal(states[0].mean, states[1].mean) and torch.equal(states[0].var, states[1].var)
 
 
 def test_leaving_steps_out_repoints_their_readers() -> None:

@@ -218,8 +218,8 @@ def test_what_is_not_all_there_is_not_taken_for_it(shelf: Path) -> None:
 def test_a_sequence_of_too_few_owners_says_so(shelf: Path) -> None:
     """And has as many tasks as there are."""
     config = Config().with_values({"sequence": {"owners": "femnist1", "tasks": 20}, "channels": 1})
-    found = find_tasks(config, None, shelf)
-    assert len(found.tasks) == 12 and found.partial == ["12 of 20 tasks can be made from what is there"]
+    made = find_tasks(config, None, shelf)
+    assert len(made.tasks) == 12 and made.partial == ["12 of 20 tasks can be made from what is there"]
 
 
 def test_what_is_missing_is_said_with_where_to_get_it(tmp_path: Path) -> None:

@@ -162,8 +162,8 @@ def test_bad_requests_inside_a_shared_batch_harm_nobody(
         for (status, answer), wanted in zip(answers[:4], expected, strict=True):
             assert status == 200
             expect(answer, wanted)
-        found = [(status, answer["error"]["code"]) for status, answer in answers[4:]]
-        assert found == [(status, code) for _, _, status, code in bad]
+        codes = [(status, answer["error"]["code"]) for status, answer in answers[4:]]
+        assert codes == [(status, code) for _, _, status, code in bad]
         assert all(len(answer["error"]["message"]) < 1000 for _, answer in answers[4:])
         if describe(server)["batches"]["count"] == before + 2:  # one batch for them, one for asking
             return
@@ -191,8 +191,8 @@ def test_as_many_items_as_are_allowed_fit_an_answer(server: Server) -> None:
 )
 def test_each_kind_of_bad_request_has_its_code(server: Server, body: bytes, media: str, status: int, code: str) -> None:
     """Status, code and a message, never a 5xx."""
-    found, answer = ask(server, body, X_ETCL_Task="parity", Content_Type=media)
-    assert (found, answer["error"]["code"]) == (status, code)
+    answered, answer = ask(server, body, X_ETCL_Task="parity", Content_Type=media)
+    assert (answered, answer["error"]["code"]) == (status, code)
     assert answer["error"]["message"]
 
 
@@ -252,9 +252,9 @@ def test_tensors_of_the_open_inference_protocol(learned: Learned, server: Server
         status, answer = ask(server, json.dumps(body).encode(), Content_Type="application/json")
         assert (status, answer["id"], answer["model_name"]) == (200, "7", "digits")
         outputs = {output["name"]: output for output in answer["outputs"]}
-        assert outputs["label"]["data"] == [found.label for found in expected]
+        assert outputs["label"]["data"] == [prediction.label for prediction in expected]
         assert outputs["scores"]["shape"] == [3, 10]
-        scores = [score for found in expected for score in found.scores.values()]
+        scores = [score for prediction in expected for score in prediction.scores.values()]
         assert outputs["scores"]["data"] == pytest.approx(scores, abs=1e-5)
     one = {"name": "image", "shape": [1], "datatype": "BYTES", "data": files[:1]}
     body = {"inputs": [one], "parameters": {"task": task.name}}
@@ -299,8 +299,8 @@ def test_every_metric_of_the_handler_is_declared() -> None:
     """With the same unit and dimensions: TorchServe drops what its file does not name."""
     declared = yaml.safe_load((ROOT / "handlers" / "metrics.yaml").read_text())["model_metrics"]
     for kind, ours in (("counter", COUNTERS), ("gauge", GAUGES)):
-        found = {row["name"]: (row["unit"], row["dimensions"]) for row in declared[kind] if "etcl" in row["name"]}
-        assert found == ours
+        named = {row["name"]: (row["unit"], row["dimensions"]) for row in declared[kind] if "etcl" in row["name"]}
+        assert named == ours
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
@@ -313,6 +313,6 @@ def test_nothing_is_answered_without_the_right_token(learned: Learned, server: S
     for method, path in (("GET", "/models"), ("PUT", "/models/digits?min_worker=3"), ("DELETE", "/models/digits")):
         for used in (token, server.token()):
             headers = {"Authorization": f"Bearer {used}"} if used else {}
-            found = httpx.request(method, server.management_address + path, headers=headers, trust_env=False)
-            assert found.status_code in (400, 405), found.text
+            answer = httpx.request(method, server.management_address + path, headers=headers, trust_env=False)
+            assert answer.status_code in (400, 405), answer.text
     assert server.describe()["minWorkers"] == 1

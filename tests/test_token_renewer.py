@@ -64,10 +64,10 @@ def test_the_status_tells_when_nobody_renews(server: Server) -> None:
     """A renewer that is gone is not missed for an hour; whoever asks before is told."""
     words = [ETCL, "serve", "--status", "--name", server.name, "--model-store", server.store]
     told = [subprocess.run(words, capture_output=True, text=True, check=True).stderr]
-    found = token_renewer.renewer_of(Path(server.directory))
-    assert found
-    found.kill()
-    found.wait(10)
+    renewer = token_renewer.renewer_of(Path(server.directory))
+    assert renewer
+    renewer.kill()
+    renewer.wait(10)
     told.append(subprocess.run(words, capture_output=True, text=True, check=True).stderr)
     start_renewer(Path(server.directory))
     assert ["nobody renews its tokens" in text for text in told] == [False, True]

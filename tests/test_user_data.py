@@ -84,9 +84,9 @@ def test_other_files_are_left_out_and_counted(root: Path) -> None:
     draw(root / "a" / "dark" / "more" / "1.png", 3)
     draw(root / "a" / "loose.png", 3)
     (root / "readme.md").write_text("x")
-    found = load(root)
-    assert sorted(path.name for path in found.ignored) == ["gone.png", "loose.png", "more", "notes.txt", "readme.md"]
-    assert len(found.tasks) == 2
+    loaded = load(root)
+    assert sorted(path.name for path in loaded.ignored) == ["gone.png", "loose.png", "more", "notes.txt", "readme.md"]
+    assert len(loaded.tasks) == 2
 
 
 def test_a_class_may_be_called_train(root: Path) -> None:
