@@ -44,7 +44,6 @@ def start(
     Of several processes that start the same name, one succeeds and the others are refused. Only that one calls
     `prepare`, which may write the archive.
     """
-    check_not_running(name, model_store)
     java = find_java()
     store = model_store.resolve()
     directory = folder_of(name, store)
@@ -54,7 +53,7 @@ def start(
     server = None
     try:
         with atomic.locked(directory.parent, wait=True):
-            check_not_running(name, model_store)  # again: another process may have been quicker
+            check_not_running(name, model_store)
             prepare()
             _configure(directory, render(name, str(store), port, str(directory / METRICS), pushes=pushes))
             pid, created = _launch(directory, store, java.home, temporary, workers)
