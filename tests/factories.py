@@ -1,20 +1,12 @@
-"""Bundles made up from random numbers, where nothing is learned and everything is there; servers made up as well."""
+"""Bundles made up from random numbers: nothing is learned, everything is there."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-
-import pytest
 import torch
 
 from etcl_deploy.bundle.bundle import Bundle, BundledTask
 from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.bundle.precision import reduced_head, reduced_weights
-from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.network.backbones import BACKBONES
 
@@ -50,20 +42,3 @@ def made_bundle(
         made[name] = BundledTask(name, classes, share, 50.0 + number % 49, 51.0 + number % 49, norm, reduced)
     stored, scale = reduced_weights(torch.where(torch.stack(masks).any(0), weights, 0), precision, masks, layout)
     return Bundle(backbone, plan, preprocessing, stored, scale, made, masks, {"recipe": "made up"})
-
-
-@contextmanager
-def loopback(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The address of a server that answers as the handler does, for the time of a `with` block."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-def expect(answer: dict[str, Any], expected: Prediction) -> None:
-    """The JSON of an answer holds a prediction, but for rounding."""
-    wanted = {**expected.as_json(), "scores": pytest.approx(expected.scores, abs=1e-5)}
-    assert {key: answer.get(key) for key in wanted} == wanted, answer

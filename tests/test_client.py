@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from conftest import Learned
-from factories import expect, loopback
+from loopback import answering, expect
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
 from etcl_deploy.client import client as module
@@ -141,7 +141,7 @@ class StandIn:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
     server = StandIn()
-    with loopback(server.handler) as address:
+    with answering(server.handler) as address:
         server.url = f"{address}/predictions/t"
         yield server
         server.over.set()

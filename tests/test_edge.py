@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Learned
-from factories import expect
+from loopback import expect
 from PIL import Image
 
 from etcl_deploy.core.pixels import png

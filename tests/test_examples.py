@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 from conftest import ROOT, Learned
-from factories import expect
+from loopback import expect
 from PIL import Image
 
 import etcl_deploy

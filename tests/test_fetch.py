@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from factories import loopback
+from loopback import answering
 from test_readers import write_cifar
 
 from etcl_deploy.data import fetch as fetching
@@ -80,7 +80,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
 
-    with loopback(Handler) as state.url:
+    with answering(Handler) as state.url:
         yield state
 
 

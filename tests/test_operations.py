@@ -176,14 +176,14 @@ def test_dropout_drops_its_share_while_learning_and_only_then() -> None:
 def test_statistics_are_estimated_with_nothing_dropped() -> None:
     """What normalization sees in use, where nothing is dropped, decides; another seed changes nothing."""
     images = torch.randint(0, 256, (40, 32, 32, 1), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    states = []
+    found = []
     for seed in (1, 2):
         network = dropping()
         network.begin("t", ("a", "b"), torch.Generator().manual_seed(0))
         network.randomness.manual_seed(seed)
-        states.append(network.train().finish([images]).norms["norm"])
+        found.append(network.train().finish([images]).norms["norm"])
         assert not network.training
-    assert torch.equal(states[0].mean, states[1].mean) and torch.equal(states[0].var, states[1].var)
+    assert torch.equal(found[0].mean, found[1].mean) and torch.equal(found[0].var, found[1].var)
 
 
 def test_leaving_steps_out_repoints_their_readers() -> None:

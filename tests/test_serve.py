@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, Learned
-from factories import expect
+from loopback import expect
 from PIL import Image
 
 from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes

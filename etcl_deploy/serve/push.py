@@ -139,8 +139,8 @@ def push_bundle(path: Path, server: Server) -> tuple[Bundle, str]:
                 bundle.task(task)
             version = next_version(server)
             archive_version(new, server.name, version, archived, settings)
-            # All that needs room on the disk is written before the switch. The files then take the place of the old
-            # ones: the archive a start by hand loads, and the bundle the next delta belongs to.
+            # All that needs room is written before the switch. After it, it is what is served: what a start by hand has
+            # to load, and what the next delta belongs to.
             with archive_waiting(new, server.name, store, settings):
                 switch(server, archived, version, _checks(bundle))
             new.replace(server.bundle)
