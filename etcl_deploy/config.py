@@ -1,65 +1,37 @@
 """Settings of an experiment: frozen dataclasses, checked whenever one is made.
 
 Every default stands here and nowhere else. A recipe says only where it differs.
+Annotations are evaluated here, not postponed: the limit of a field is code, and stands in its type.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from etcl_deploy.errors import ConfigError
 
-# Where the value of a field must lie: the test, and how to say it.
-LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "tasks": (lambda v: v >= 1, "at least 1"),
-    "checkpoint_seconds": (lambda v: 0 <= v < inf, "0 or more"),
-    "memory_gb": (lambda v: 0 <= v < inf, "0 or more"),
-    "items": (lambda v: v >= 2, "at least 2"),
-    "test_items": (lambda v: v >= 1, "at least 1"),
-    "size": (lambda v: 1 <= v <= 2048, "1 to 2048"),
-    "channels": (lambda v: v in (1, 3), "1 or 3"),
-    "mean": (lambda v: -1000 <= v <= 1000, "-1000 to 1000"),
-    "std": (lambda v: 0.001 <= v <= 1000, "0.001 to 1000"),
-    "test_share": (lambda v: 0 < v < 1, "between 0 and 1"),
-    "width": (lambda v: 1 <= v <= 65536, "1 to 65536"),
-    "density": (lambda v: 0 < v <= 1, "above 0, at most 1"),
-    "epochs": (lambda v: v >= 1, "at least 1"),
-    "batch_size": (lambda v: v >= 2, "at least 2"),
-    "learning_rate": (lambda v: 0 < v < inf, "above 0"),
-    "momentum": (lambda v: 0 <= v < 1, "0 up to 1"),
-    "weight_decay": (lambda v: 0 <= v < inf, "0 or more"),
-    "validation_share": (lambda v: 0 <= v < 1, "0 up to 1"),
-    "patience": (lambda v: v >= 0, "0 or more"),
-    "rotation": (lambda v: 0 <= v <= 180, "0 to 180 degrees"),
-    "zoom": (lambda v: 0 <= v < 1, "0 up to 1"),
-    "shift": (lambda v: 0 <= v < 1, "0 up to 1"),
-    "seed": (lambda v: 0 <= v < 1 << 32, "0 up to 2**32"),
-    "margin": (lambda v: 0 <= v <= 1, "0 to 1"),
-    "energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
-    "sample_share": (lambda v: 0 < v <= 1, "above 0, at most 1"),
-    "sample_items": (lambda v: v >= 2, "at least 2"),
-    "candidates": (lambda v: v >= 1, "at least 1"),
-    "warm_rate": (lambda v: 0 < v <= 1, "above 0, at most 1"),
-    "ewc_strength": (lambda v: 0 <= v < inf, "0 or more"),
-    "ewc_items": (lambda v: v >= 1, "at least 1"),
-    "gpm_energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
-    "gpm_items": (lambda v: v >= 2, "at least 2"),
-    "hat_steepness": (lambda v: 1 <= v < inf, "at least 1"),
-    "hat_rate": (lambda v: 0 < v < inf, "above 0"),
-    "hat_thrift": (lambda v: 0 <= v < inf, "0 or more"),
-    "pull": (lambda v: 0 <= v < inf, "0 or more"),
-    "head_energy": (lambda v: 0 < v <= 1, "above 0, at most 1"),
-    "head_epochs": (lambda v: v >= 1, "at least 1"),
-    "head_rate": (lambda v: 0 < v < inf, "above 0"),
-    "head_agreement": (lambda v: 0 <= v <= 1, "0 to 1"),
-}
+
+@dataclass(frozen=True)
+class Limit:
+    """Where a value must lie; `words` end the sentence "must be"."""
+
+    holds: Callable[[Any], bool]
+    words: str
 
 
-# Of how a task is learned: what no method may have more of than another.
+AtLeastOne = Annotated[int, Limit(lambda v: v >= 1, "at least 1")]
+AtLeastTwo = Annotated[int, Limit(lambda v: v >= 2, "at least 2")]
+Seed = Annotated[int, Limit(lambda v: 0 <= v < 1 << 32, "0 up to 2**32")]
+Positive = Annotated[float, Limit(lambda v: 0 < v < inf, "above 0")]
+ZeroOrMore = Annotated[float, Limit(lambda v: 0 <= v < inf, "0 or more")]
+BelowOne = Annotated[float, Limit(lambda v: 0 <= v < 1, "0 up to 1")]
+ZeroToOne = Annotated[float, Limit(lambda v: 0 <= v <= 1, "0 to 1")]
+Share = Annotated[float, Limit(lambda v: 0 < v <= 1, "above 0, at most 1")]
+
+
+# The fields of `Learning` in which methods that are compared must be equal: the budget of each.
 SHARED = (
     *("epochs", "batch_size", "validation_share", "patience", "keep", "rotation", "zoom", "shift", "precision"),
     "weights",
@@ -70,39 +42,42 @@ class ConfigSection:
     """Settings that belong together; a value of the wrong type or out of its limits is refused."""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        hints = get_type_hints(type(self), include_extras=True)
         for name in (f.name for f in fields(self)):  # type: ignore[arg-type]
-            value = _typed(name, getattr(self, name), hints[name])
-            object.__setattr__(self, name, value)
-            holds, words = LIMITS.get(name, (lambda _: True, ""))
-            if value is not None and not holds(value):
-                raise ConfigError(f"{name} must be {words}, not {value}")
+            object.__setattr__(self, name, _checked(name, getattr(self, name), hints[name]))
 
 
-def _typed(key: str, value: Any, hint: Any) -> Any:
-    """`value` if it is of the field's type (whole numbers do for fractions), else an error."""
+def _checked(key: str, value: Any, hint: Any) -> Any:
+    """`value` if it is of the field's type (whole numbers do for fractions) and within its limits, else an error."""
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise ConfigError(f"{key} must be one of {', '.join(get_args(hint))}, not {value!r}")
         return value
-    kinds = tuple(get_origin(k) or k for k in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))
-    if float in kinds and type(value) is int:
-        return float(value)
-    if type(value) not in kinds:
-        names = " or ".join("nothing" if k is type(None) else k.__name__ for k in kinds)
+    allowed = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    # The type itself: int of Annotated[int, ...], dict of dict[str, Any].
+    types = [getattr(part, "__origin__", part) for part in allowed]
+    if float in types and type(value) is int:
+        value = float(value)
+    if type(value) not in types:
+        names = " or ".join("nothing" if t is type(None) else t.__name__ for t in types)
         raise ConfigError(f"{key} must be {names}, not {value!r}")
+    limits = [limit for part in allowed for limit in getattr(part, "__metadata__", ())]
+    for limit in limits if value is not None else ():
+        if not limit.holds(value):
+            raise ConfigError(f"{key} must be {limit.words}, not {value}")
     return value
 
 
 @dataclass(frozen=True)
 class Images(ConfigSection):
-    """What every image is brought to before the network sees it."""
+    """The size and scale every image is brought to before the network sees it."""
 
-    size: int = 32  # height and width, in pixels
-    channels: int = 3  # 3 colour, 1 grey
-    mean: float = 0.5  # (x / 255 - mean) / std
-    std: float = 0.5
-    test_share: float = 0.2  # held back for testing, per class, where the data has no test part
+    size: Annotated[int, Limit(lambda v: 1 <= v <= 2048, "1 to 2048")] = 32  # height and width, in pixels
+    channels: Annotated[int, Limit(lambda v: v in (1, 3), "1 or 3")] = 3  # 3 colour, 1 grey
+    mean: Annotated[float, Limit(lambda v: -1000 <= v <= 1000, "-1000 to 1000")] = 0.5  # (x / 255 - mean) / std
+    std: Annotated[float, Limit(lambda v: 0.001 <= v <= 1000, "0.001 to 1000")] = 0.5
+    # held back for testing, per class, if the data has no test part
+    test_share: Annotated[float, Limit(lambda v: 0 < v < 1, "between 0 and 1")] = 0.2
 
 
 @dataclass(frozen=True)
@@ -110,8 +85,9 @@ class Network(ConfigSection):
     """The backbone all tasks share."""
 
     backbone: str = "resnet18"
-    width: int | None = None  # hidden units (fcn3), or channels of the first convolution; None: as in the paper
-    density: float = 0.5  # share of each layer's weights a task's mask selects
+    # hidden units (fcn3), or channels of the first convolution; None: as in the paper
+    width: Annotated[int, Limit(lambda v: 1 <= v <= 65536, "1 to 65536")] | None = None
+    density: Share = 0.5  # share of each layer's weights a task's mask selects
 
 
 @dataclass(frozen=True)
@@ -127,12 +103,12 @@ class Similarity(ConfigSection):
     )
     # relative: the share of the original distance that learning removed; paper: Eq. SDM, normalized over earlier tasks.
     rule: Literal["relative", "paper"] = "relative"
-    margin: float = 0.4  # how large the gap must be (delta of the paper, which the rule `paper` wants near 0)
-    energy: float = 0.99  # share of the squared norm of the features that the bases hold
-    sample_share: float = 0.05  # of a task's training items, to compare by; never more than 2,000 items
-    sample_items: int = 300  # but at least so many, where there are
-    # Earlier tasks a new one is held against: of more, those that are nearest in a network that never learned.
-    candidates: int = 20
+    margin: ZeroToOne = 0.4  # how large the gap must be (delta of the paper, which the rule `paper` wants near 0)
+    energy: Share = 0.99  # share of the squared norm of the features that the bases hold
+    sample_share: Share = 0.05  # of a task's training items, to compare by; never more than 2,000 items
+    sample_items: AtLeastTwo = 300  # but at least so many, if the task has them
+    # Earlier tasks a new one is compared with; of more, the nearest ones in a network that never learned.
+    candidates: AtLeastOne = 20
 
 
 @dataclass(frozen=True)
@@ -145,29 +121,30 @@ class Transfer(ConfigSection):
     alignment: Literal["warm_start", "once", "every_step", "off"] = "warm_start"
     # The similar task to begin with or align to: the most similar (the paper), or the latest, which builds on others.
     model: Literal["latest", "most_similar"] = "latest"
-    warm_rate: float = 0.33  # share of the learning rate for a task that starts warm, so that it keeps what it is given
+    warm_rate: Share = 0.33  # share of the learning rate for a task that starts warm, so that it keeps what it is given
     # Backwards: heads of similar tasks with equal classes go on learning, outside the space of their own data, and what
     # does harm is not kept; unchecked: all of it is kept (the paper); off: no head of a finished task ever changes, and
     # no new one is drawn to them.
     backward: Literal["projected", "unchecked", "off"] = "projected"
-    pull: float = 1.0  # weight of `1 - cos(head, similar head)` in the loss of new and old heads (Eq. Lsim)
-    head_energy: float = 0.95  # share of its data's squared norm that an old head's protected space holds
-    head_epochs: int = 20  # passes over the new task's features for an old head
-    head_rate: float = 0.001  # learning rate of old heads
-    head_agreement: float = 0.9  # an update is kept only if this share of a head's first answers stays the same
+    pull: ZeroOrMore = 1.0  # weight of `1 - cos(head, similar head)` in the loss of new and old heads (Eq. Lsim)
+    head_energy: Share = 0.95  # share of its data's squared norm that an old head's protected space holds
+    head_epochs: AtLeastOne = 20  # passes over the new task's features for an old head
+    head_rate: Positive = 0.001  # learning rate of old heads
+    head_agreement: ZeroToOne = 0.9  # an update is kept only if this share of a head's first answers stays the same
 
 
 @dataclass(frozen=True)
 class Baselines(ConfigSection):
-    """What methods other than ETCL are told."""
+    """Settings of the methods other than ETCL."""
 
-    ewc_strength: float = 100.0  # lambda of EWC: weight of its penalty
-    ewc_items: int = 200  # items the importance of weights is estimated from
-    gpm_energy: float = 0.97  # share of a layer's input energy that GPM's protected space holds
-    gpm_items: int = 125  # items that space is taken from
-    hat_steepness: float = 400.0  # s_max of HAT: how close to 0 or 1 its gates are at the end of an epoch
-    hat_rate: float = 30.0  # learning rate of its gates, as a multiple of the others'
-    hat_thrift: float = 0.75  # c of HAT: weight of the penalty on units no task has used yet
+    ewc_strength: ZeroOrMore = 100.0  # lambda of EWC: weight of its penalty
+    ewc_items: AtLeastOne = 200  # items the importance of weights is estimated from
+    gpm_energy: Share = 0.97  # share of a layer's input energy that GPM's protected space holds
+    gpm_items: AtLeastTwo = 125  # items that space is taken from
+    # s_max of HAT: how close to 0 or 1 its gates are at the end of an epoch
+    hat_steepness: Annotated[float, Limit(lambda v: 1 <= v < inf, "at least 1")] = 400.0
+    hat_rate: Positive = 30.0  # learning rate of its gates, as a multiple of the others'
+    hat_thrift: ZeroOrMore = 0.75  # c of HAT: weight of the penalty on units no task has used yet
 
 
 @dataclass(frozen=True)
@@ -175,23 +152,25 @@ class Learning(ConfigSection):
     """How one task is learned."""
 
     method: Literal["etcl", "wsn", "supsup", "piggyback", "hat", "gpm", "ewc", "naive", "one"] = "etcl"
-    epochs: int = 20
-    batch_size: int = 32
+    epochs: AtLeastOne = 20
+    batch_size: AtLeastTwo = 32
     optimizer: Literal["adam", "sgd"] = "adam"
-    learning_rate: float = 0.003
+    learning_rate: Positive = 0.003
     schedule: Literal["cosine", "constant"] = "cosine"  # of the learning rate, over a task's epochs
-    momentum: float = 0.9  # of sgd
-    weight_decay: float = 0.0  # of weights and heads; never of scores
+    momentum: BelowOne = 0.9  # of sgd
+    weight_decay: ZeroOrMore = 0.0  # of weights and heads; never of scores
     # The paper draws the scores once and carries them on; the authors' MNIST script draws them for each task.
     scores: Literal["carry", "fresh"] = "carry"
-    validation_share: float = 0.1  # of a task's training items, held back to watch it and to check old heads by
-    patience: int = 0  # stop after so many epochs without a better validation accuracy; 0: never
+    validation_share: BelowOne = 0.1  # of a task's training items, held back to watch it and to check old heads by
+    # stop after so many epochs without a better validation accuracy; 0: never
+    patience: Annotated[int, Limit(lambda v: v >= 0, "0 or more")] = 0
     keep: Literal["last", "best"] = "last"  # the state after the last epoch, or after that with the best validation
-    rotation: float = 0.0  # turn each training image by up to so many degrees, anew in every epoch
-    zoom: float = 0.0  # enlarge or shrink it by up to this share
-    shift: float = 0.0  # move it by up to this share of its size
+    # turn each training image by up to so many degrees, anew in every epoch
+    rotation: Annotated[float, Limit(lambda v: 0 <= v <= 180, "0 to 180 degrees")] = 0.0
+    zoom: BelowOne = 0.0  # enlarge or shrink it by up to this share
+    shift: BelowOne = 0.0  # move it by up to this share of its size
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast, for GPUs that have it
-    seed: int = 0
+    seed: Seed = 0
     # A file to take the backbone's weights from, whatever the method; without one piggyback learns them with the first
     # task.
     weights: str | None = None
@@ -216,9 +195,9 @@ class Config(ConfigSection):
 
     recipe: str | None = None
     sequence: str | dict[str, Any] | None = None  # the tasks: see data/sequences.py
-    tasks: int | None = None  # only the first so many
-    checkpoint_seconds: float = 30.0  # what a crash costs at most: the state is written this often
-    memory_gb: float = 4.0  # what all images of image files may fill; more are read from disk in every epoch
+    tasks: AtLeastOne | None = None  # only the first so many
+    checkpoint_seconds: ZeroOrMore = 30.0  # the state is written this often: a crash costs no more than that
+    memory_gb: ZeroOrMore = 4.0  # memory for images from files; if they need more, every epoch reads them from disk
     images: Images = field(default_factory=Images)
     network: Network = field(default_factory=Network)
     learning: Learning = field(default_factory=Learning)
@@ -227,13 +206,12 @@ class Config(ConfigSection):
         """The same as nested JSON objects."""
         return asdict(self)
 
-    def budget(self) -> Config:
-        """What methods that are held against each other must share: all but their tasks, which are compared themselves,
-        and what each may choose for itself."""
+    def budget(self) -> "Config":
+        """The settings that methods must share to be compared: all but the tasks, and what each method may choose."""
         shared = {name: getattr(self.learning, name) for name in SHARED}
         return Config(images=self.images, network=replace(self.network, density=1.0), learning=Learning(**shared))
 
-    def with_values(self, values: Mapping[str, Any]) -> Config:
+    def with_values(self, values: Mapping[str, Any]) -> "Config":
         """A copy with some fields changed, addressed by their bare names (`epochs`, `density`, ...)."""
         unknown = [key for key in values if key not in _names(self)]
         if unknown:
@@ -244,11 +222,11 @@ class Config(ConfigSection):
 
 def _names(section: ConfigSection) -> list[str]:
     """The bare names of all fields, those of sections inside included."""
-    found: list[str] = []
+    names: list[str] = []
     for f in fields(section):  # type: ignore[arg-type]
         value = getattr(section, f.name)
-        found += _names(value) if isinstance(value, ConfigSection) else [f.name]
-    return found
+        names += _names(value) if isinstance(value, ConfigSection) else [f.name]
+    return names
 
 
 def _changed(section: Any, values: Mapping[str, Any]) -> Any:

@@ -32,7 +32,7 @@ class Model:
     """The tasks of one ONNX file. May be used from several threads, as long as they name the task they ask for."""
 
     def __init__(self, path: str | Path, *, device: str = "cpu", threads: int = 0) -> None:
-        """Open a file; `threads` 0 leaves their number to onnxruntime. Raises ModelError for what is none of ours."""
+        """Open a file; with `threads` 0 onnxruntime chooses. Raises ModelError if `etcl onnx` did not write it."""
         if device not in PROVIDERS:
             raise ModelError(f"device {device!r} is unknown; known: {', '.join(PROVIDERS)}")
         self._session = _open(Path(path), PROVIDERS[device], threads)
@@ -98,11 +98,13 @@ class Model:
         if isinstance(inputs, str | bytes | bytearray | Path) or hasattr(inputs, "getexif"):
             raise BadImageError("a list of images is taken; for one image, a list of one")
         name = self._task if task is None else self._known(task)
-        found: list[Prediction] = []
+        predictions: list[Prediction] = []
         left = iter(inputs)
         while sources := list(islice(left, BATCH_SIZE)):
-            found += self._explained(name, self.logits(np.stack([self.prepare(source) for source in sources]), name))
-        return found
+            predictions += self._explained(
+                name, self.logits(np.stack([self.prepare(source) for source in sources]), name)
+            )
+        return predictions
 
     def _explained(self, name: str, logits: np.ndarray) -> list[Prediction]:
         scores = np.exp(logits - logits.max(1, keepdims=True))

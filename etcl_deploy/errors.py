@@ -40,7 +40,7 @@ def shortened(text: str) -> str:
 
 
 class EtclError(Exception):
-    """What a command reports in one line, with exit code 1."""
+    """An error a command reports in one line, with exit code 1."""
 
 
 class ConfigError(EtclError):

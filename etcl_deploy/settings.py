@@ -25,10 +25,10 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str, method: str | None = None) -> Config:
-    """The recipe of that name, or in a file of the user's own, NAME.toml; as it is for that method.
+    """The recipe of that name, or in the user's file NAME.toml, with the settings of `method`.
 
-    A table `[methods.NAME]` holds, by their bare names, the settings in which a method differs from the rest; none that
-    would give it another budget.
+    A table `[methods.NAME]` holds the settings in which a method differs, by their bare names. It must not give the
+    method another budget.
     """
     path = Path(name)
     try:
@@ -44,12 +44,12 @@ def load_recipe(name: str, method: str | None = None) -> Config:
         # Whichever is asked for, all must be right.
         if config.with_values({**table, "method": key}).budget() != config.budget():
             raise ConfigError(f"{name}: [methods.{key}] can say how it learns, not another network, epochs or images")
-    wanted = method or config.learning.method
-    return config.with_values({**own.get(wanted, {}), "method": wanted})
+    chosen = method or config.learning.method
+    return config.with_values({**own.get(chosen, {}), "method": chosen})
 
 
 def about_recipe(name: str) -> str:
-    """What the recipe's first line says it is."""
+    """The description in the recipe's first line."""
     return _text(name).partition("\n")[0].removeprefix("# ")
 
 
@@ -71,7 +71,8 @@ def config_from(values: Mapping[str, Any]) -> Config:
 
 def missing_from(values: Mapping[str, Any]) -> list[str]:
     """The settings that nested tables do not name."""
-    return [key for key in flat(Config().as_json()) if key not in flat(values)]
+    named = flat(values)
+    return [key for key in flat(Config().as_json()) if key not in named]
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:

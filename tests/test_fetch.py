@@ -10,10 +10,11 @@ import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from loopback import answering
 from test_readers import write_cifar
 
 from etcl_deploy.data import fetch as fetching
@@ -79,13 +80,8 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        state.url = f"http://127.0.0.1:{server.server_port}"
+    with answering(Handler) as state.url:
         yield state
-        server.shutdown()
-        thread.join()
 
 
 def wanted(mirror: Mirror, name: str = "a.bin", **changes: object) -> DataSet:

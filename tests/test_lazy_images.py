@@ -18,7 +18,6 @@ from etcl_deploy.data.lazy_images import ImageFiles
 from etcl_deploy.errors import DataError
 from etcl_deploy.runs.session import Session, resume, train
 from etcl_deploy.runs.store import load_run
-from etcl_deploy.runs.task_loading import digest, find_tasks
 
 SETTINGS = {"size": 8, "width": 4, "epochs": 2, "batch_size": 8, "similar": "all", "tasks": 2}
 PREPROCESSING = Preprocessing(8, 8, 3)
@@ -49,8 +48,8 @@ def test_they_are_what_they_are_in_memory(folder: Path) -> None:
     every = torch.stack([prepare(path, PREPROCESSING) for path in files(folder)])
     assert (len(stored), stored.shape, stored.dtype) == (len(every), every.shape, every.dtype)
     batches = [torch.tensor([3, 1, 1]), torch.tensor([], dtype=torch.int64), torch.arange(52).flip(0)]
-    for found, batch in zip(stored.read(batches), batches, strict=True):
-        assert torch.equal(found, every[batch])
+    for images, batch in zip(stored.read(batches), batches, strict=True):
+        assert torch.equal(images, every[batch])
     some = torch.tensor([7, 0, 51])
     assert torch.equal(loaded(stored.take(some)), every[some])
     items = Items(stored, torch.arange(52))
@@ -103,9 +102,3 @@ def test_a_damaged_image_is_found_before_anything_is_learned(folder: Path, tmp_p
     with pytest.raises(DataError, match=r"second/bright/4\.png.*mend or remove it"):
         train(config, tmp_path / "run", data=tmp_path, session=Session("cpu"))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_task_has_one_digest(folder: Path) -> None:
-    """Whether its images are in memory or not."""
-    ways = [find_tasks(Config().with_values({**SETTINGS, "memory_gb": m}), folder).tasks for m in (4, 0)]
-    assert [digest(task) for task in ways[0]] == [digest(task) for task in ways[1]]

@@ -60,16 +60,6 @@ def test_resnet18_takes_images_that_are_not_square(image: tuple[int, int, int]) 
     assert (height, width) == (min(2, -(-image[1] // 8)), min(2, -(-image[2] // 8)))
 
 
-@pytest.mark.parametrize("size", [20, 28, 32, 40, 56])
-def test_pooling_is_adaptive_pooling_to_2x2(size: int) -> None:
-    """The plan's fixed pooling gives what adaptive pooling gives, for every input size."""
-    plan = resnet18((1, size, size), width=2)
-    pool = next(step for step in plan.steps if step.op == "avg_pool2d")
-    x = torch.randn(2, *plan.shapes[pool.inputs[0]])
-    pooled = F.avg_pool2d(x, pool.settings["kernel"], pool.settings["stride"])
-    torch.testing.assert_close(pooled, F.adaptive_avg_pool2d(x, 2))
-
-
 @pytest.mark.parametrize("stride", [2, (1, 2), (2, 1)])
 @pytest.mark.parametrize("channels", [1, 3, 6, 8])
 def test_strided_1x1_convolutions_have_the_right_gradient(channels: int, stride: int | tuple[int, int]) -> None:
@@ -111,13 +101,8 @@ def damage(path: list[Any], value: Any) -> Any:
         (["head_bias"], 1, "true or false"),
         (["steps"], [], "1 to 4096 steps"),
         (["steps", 0, 0], "stem_norm", "name of its own"),
-        (["steps", 0, 1], "exec", "unknown operation"),
         (["steps", 0, 2], ["stem_norm"], "earlier steps"),
         (["steps", 0, 2], [], "earlier steps"),
-        (["steps", 0, 3, "kernel"], 0, "whole number"),
-        (["steps", 0, 3, "kernel"], 2.5, "whole number"),
-        (["steps", 0, 3, "extra"], 1, "settings"),
-        (["steps", 0, 3, "out"], 1 << 30, "larger than"),
         (["steps", -1, 1], "relu", "flat vector"),
     ],
 )

@@ -185,14 +185,13 @@ def test_a_name_that_leads_elsewhere_is_refused_before_anything_is_written(learn
 def test_a_start_that_fails_early_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one for sockets is made before anything can go wrong with the rest."""
 
-    def without_room(*_: object, **__: object) -> str:
+    def without_room() -> None:
         raise OSError(28, "No space left on device")
 
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(process.tempfile, "tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr(process, "render", without_room)
     with pytest.raises(OSError, match="No space"):
-        start("x", tmp_path / "store", any_free_port())
+        start("x", tmp_path / "store", any_free_port(), prepare=without_room)
     assert not list((tmp_path / "temporary").iterdir())
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from etcl_deploy.data import cifar, idx, leaf, manifest, npz
-from etcl_deploy.data import svhn as mat
+from etcl_deploy.data import cifar, idx, leaf, manifest, npz, svhn
 from etcl_deploy.errors import DataError
 
 CHANCE = np.random.default_rng(0)
@@ -121,7 +120,6 @@ def test_leaf_knows_whose_each_item_is(tmp_path: Path) -> None:
         ([[0.5] * 783 + [float("nan")]], [0], "not 784 values from 0 to 1"),
         ([[2.0] * 784], [0], "not 784 values from 0 to 1"),
         ([["a"] * 784], [0], "not 784 values from 0 to 1"),
-        ([["0.5"] * 784], [0], "not 784 values from 0 to 1"),
         ([[10**400] * 784], [0], "not 784 values from 0 to 1"),
         ([[0.5] * 784], [10**30], "no whole number"),
         ([[0.5] * 784], [1e300], "no whole number"),
@@ -149,21 +147,12 @@ def test_leaf_reads_no_file_outside_its_folder(tmp_path: Path) -> None:
 
 
 def test_npz_files_are_read_channels_first_or_last(tmp_path: Path) -> None:
-    """With names of classes where they are given; what is pickled is not read."""
+    """With names of classes where they are given."""
     pixels = CHANCE.integers(0, 256, (4, 3, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "a.npz", train_x=pixels, train_y=[0, 1, 1, 0], classes=["no", "yes"])
     source = npz.read_npz(tmp_path / "a.npz", "a")
     assert source.classes == ("no", "yes") and len(source.test) == 0
     assert np.array_equal(np.asarray(source.train.images), pixels.transpose(0, 2, 3, 1))
-    np.savez(tmp_path / "b.npz", train_x=pixels.astype(float), train_y=[0, 1, 1, 0])
-    with pytest.raises(DataError, match=r"b\.npz: images are float64 \[4, 8, 8, 3\]; uint8"):
-        npz.read_npz(tmp_path / "b.npz", "b")
-    np.savez(tmp_path / "c.npz", train_x=np.array([{}], dtype=object), train_y=[0])
-    with pytest.raises(DataError, match=r"c\.npz: train_x\.npy holds Python objects, which are never unpickled"):
-        npz.read_npz(tmp_path / "c.npz", "c")
-    np.savez(tmp_path / "d.npz", train_x=pixels)
-    with pytest.raises(DataError, match="has no array 'train_y'; it holds: train_x"):
-        npz.read_npz(tmp_path / "d.npz", "d")
 
 
 @pytest.mark.parametrize(
@@ -177,14 +166,18 @@ def test_npz_files_are_read_channels_first_or_last(tmp_path: Path) -> None:
         ({"classes": np.array(2)}, "classes must be names in a row"),
         ({"train_y": np.array([0, 1, 1, 10**9])}, "there is a label 1000000000; at most 100000 classes"),
         ({"train_y": np.array([0, 1, 1, -1])}, "has the training label -1"),
+        ({"train_x": np.zeros((4, 8, 8))}, r"images are float64 \[4, 8, 8\]; uint8"),
+        ({"train_x": np.array([{}], dtype=object)}, r"train_x\.npy holds Python objects, which are never unpickled"),
+        ({"train_y": None}, "has no array 'train_y'; it holds: train_x"),
         ({"train_x": np.zeros((4, 8, 8, 4), np.uint8)}, r"images are uint8 \[4, 8, 8, 4\]"),
         ({"train_x": np.zeros((4, 0, 8), np.uint8)}, r"images are uint8 \[4, 0, 8\]"),
     ],
 )
-def test_a_wrong_npz_is_refused(tmp_path: Path, changes: dict[str, np.ndarray], words: str) -> None:
+def test_a_wrong_npz_is_refused(tmp_path: Path, changes: dict[str, np.ndarray | None], words: str) -> None:
     """By the file and the array."""
     arrays = {"train_x": np.zeros((4, 8, 8), np.uint8), "train_y": np.array([0, 1, 1, 0])}
-    np.savez(tmp_path / "a.npz", **{**arrays, **changes})
+    arrays = {name: values for name, values in {**arrays, **changes}.items() if values is not None}
+    np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(DataError, match=words) as caught:
         npz.read_npz(tmp_path / "a.npz", "a")
     assert str(tmp_path / "a.npz") in str(caught.value)
@@ -208,21 +201,21 @@ def test_svhn_is_read_from_its_matlab_files(tmp_path: Path) -> None:
     pixels = CHANCE.integers(0, 256, (32, 32, 3, 4)).astype(np.uint8)
     for part in ("train", "test"):
         savemat(tmp_path / f"{part}_32x32.mat", {"X": pixels, "y": np.array([[10], [1], [2], [9]], dtype=np.uint8)})
-    source = mat.read_svhn(tmp_path)
+    source = svhn.read_svhn(tmp_path)
     assert source.train.labels.tolist() == [0, 1, 2, 9]
     assert np.array_equal(np.asarray(source.train.images)[2], pixels[:, :, :, 2])
     for wrong in (57, -3, np.nan, 1.5):
         savemat(tmp_path / "test_32x32.mat", {"X": pixels, "y": np.array([[10.0], [1], [2], [wrong]])})
         with pytest.raises(DataError, match=r"test_32x32\.mat has labels other than"):
-            mat.read_svhn(tmp_path)
+            svhn.read_svhn(tmp_path)
     savemat(tmp_path / "test_32x32.mat", {"X": pixels[:5], "y": np.array([[10], [1], [2], [9]])})
     with pytest.raises(DataError, match=r"test_32x32\.mat holds .* are right"):
-        mat.read_svhn(tmp_path)
+        svhn.read_svhn(tmp_path)
     savemat(tmp_path / "test_32x32.mat", {"X": pixels, "y": np.array([[10], [1], [2], [9]], dtype=np.uint8)})
     whole = (tmp_path / "test_32x32.mat").read_bytes()
     (tmp_path / "test_32x32.mat").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"test_32x32\.mat (is damaged|holds)"):
-        mat.read_svhn(tmp_path)
+        svhn.read_svhn(tmp_path)
 
 
 def test_a_manifest_names_image_label_and_task(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ import torch
 from test_readers import write_cifar, write_idx, write_leaf
 
 from etcl_deploy.config import Config
-from etcl_deploy.core.task import Task
 from etcl_deploy.data.catalog import DATA_SETS, IDX_NAMES
 from etcl_deploy.data.inventory import check_recipe, data_root, list_recipes, place_of, read_data_set
-from etcl_deploy.data.sequences import data_of, make_sequence, sequence_of
+from etcl_deploy.data.sequences import sequence_of
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import ConfigError, DataError, EtclError
 from etcl_deploy.runs.session import Session, train
@@ -40,7 +40,7 @@ def find(name: str) -> Source:
 
 
 def make(table: Any, limit: int | None = None) -> list[Source]:
-    return make_sequence(table, find, limit)
+    return list(islice(sequence_of(table).make(find), limit))
 
 
 def test_permute_moves_the_pixels_and_nothing_else() -> None:
@@ -97,7 +97,7 @@ def test_each_and_mix() -> None:
     assert names == [task.name for task in make(table)]
     assert names[:3] == [task.name for task in make(table, 3)]
     assert names != [task.name for task in make({**table, "seed": 1})]
-    assert data_of(table) == ("letters", "mnist", "people")
+    assert sequence_of(table).data == ("letters", "mnist", "people")
     twice = {"mix": [{"split": "letters", "tasks": 2}, {"split": "letters", "tasks": 2, "seed": 1}]}
     nested = {"mix": [twice, {"each": ["people"]}]}
     names = ["letters-classes-01", "letters-classes-01-2", "letters-classes-02", "letters-classes-02-2", "people"]
@@ -146,9 +146,9 @@ def test_what_a_data_set_lacks_is_said() -> None:
         return Source(name, source.classes, part, part)
 
     with pytest.raises(ConfigError, match="letters has no superclasses"):
-        make_sequence({"split": "letters", "by": "superclass"}, bare, None)
+        list(sequence_of({"split": "letters", "by": "superclass"}).make(bare))
     with pytest.raises(ConfigError, match="people does not say whose its items are"):
-        make_sequence({"owners": "people"}, bare, None)
+        list(sequence_of({"owners": "people"}).make(bare))
 
 
 @pytest.fixture
@@ -218,8 +218,8 @@ def test_what_is_not_all_there_is_not_taken_for_it(shelf: Path) -> None:
 def test_a_sequence_of_too_few_owners_says_so(shelf: Path) -> None:
     """And has as many tasks as there are."""
     config = Config().with_values({"sequence": {"owners": "femnist1", "tasks": 20}, "channels": 1})
-    found = find_tasks(config, None, shelf)
-    assert len(found.tasks) == 12 and found.partial == ["12 of 20 tasks can be made from what is there"]
+    made = find_tasks(config, None, shelf)
+    assert len(made.tasks) == 12 and made.partial == ["12 of 20 tasks can be made from what is there"]
 
 
 def test_what_is_missing_is_said_with_where_to_get_it(tmp_path: Path) -> None:
@@ -251,16 +251,7 @@ def test_where_data_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_can_be_read(name: str) -> None:
     """Its sequence is one, and all its data sets are known."""
-    sequence = load_recipe(name).sequence
-    assert sequence == "digits" or sequence_of(sequence)
-    assert set(data_of(sequence)) <= DATA_SETS.keys()
-
-
-def tasks_of(config: Config, notes: list[str] | None = None) -> list[Task]:
-    found = find_tasks(config, None)
-    if notes is not None:
-        notes += found.partial
-    return found.tasks
+    assert set(sequence_of(load_recipe(name).sequence).data) <= DATA_SETS.keys()
 
 
 @real_data
@@ -271,22 +262,21 @@ def test_recipes_make_their_tasks_or_say_what_is_missing(name: str) -> None:
     missing = [row["name"] for row in check_recipe(name, None) if not row["place"]]
     if missing:
         with pytest.raises(DataError, match="is neither in"):
-            tasks_of(config)
+            find_tasks(config, None)
         return
-    notes: list[str] = []
-    tasks = tasks_of(config, notes)
-    assert len(tasks) == 2 and all(len(task.train_y) > 100 and len(task.test_y) > 50 for task in tasks)
+    made = find_tasks(config, None)
+    assert len(made.tasks) == 2 and all(len(task.train_y) > 100 and len(task.test_y) > 50 for task in made.tasks)
     if name.startswith("cifar100"):
-        assert "CIFAR-100: 12,000 of 50,000 training and 3,000 of 10,000 test items" in notes[0]
+        assert "CIFAR-100: 12,000 of 50,000 training and 3,000 of 10,000 test items" in made.partial[0]
     if name in ("femnist1", "pmnist"):
-        assert notes == []
+        assert made.partial == []
 
 
 @real_data
 @pytest.mark.parametrize("name", ["five_datasets", "mixed"])
 def test_classes_of_different_things_have_different_names(name: str) -> None:
     """Heads of tasks with equal classes teach each other: a 3 is no dress."""
-    tasks = tasks_of(load_recipe(name))
+    tasks = find_tasks(load_recipe(name), None).tasks
     for number, task in enumerate(tasks):
         for other in tasks[:number]:
             kin = {task.name, other.name} == {"mnist", "svhn"} or ("sample" in task.name and "sample" in other.name)
@@ -296,7 +286,7 @@ def test_classes_of_different_things_have_different_names(name: str) -> None:
 @real_data
 def test_the_real_femnist1_is_what_its_readme_says() -> None:
     """755 to 785 training and 84 to 88 test items a task, dark ink on white."""
-    tasks = tasks_of(load_recipe("femnist1"))
+    tasks = find_tasks(load_recipe("femnist1"), None).tasks
     assert [task.name for task in tasks][:2] == ["sample-01", "sample-02"] and len(tasks) == 10
     assert {len(task.train_y) for task in tasks} <= set(range(755, 786))
     assert {len(task.test_y) for task in tasks} <= set(range(84, 89))

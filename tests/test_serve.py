@@ -7,8 +7,6 @@ import io
 import json
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,17 +18,17 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, Learned
+from loopback import expect
 from PIL import Image
 
 from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes
 from etcl_deploy.core.pixels import png
-from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.handlers.etcl_handler import COUNTERS, GAUGES
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.process import serving
-from etcl_deploy.serve.properties import any_free_port, check_ports
+from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
 from etcl_deploy.serve.start import ServeOptions, serve_bundle
 
@@ -49,35 +47,26 @@ def server(learned: Learned, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def ask(
-    server: Server, body: bytes | None, path: str = "", token: str | None = None, **headers: str
+    server: Server,
+    body: bytes | None,
+    path: str = "",
+    token: str | None = None,
+    form: tuple[str, bytes] | None = None,
+    **headers: str,
 ) -> tuple[int, Any]:
-    """Status and JSON of one request; header names are written with underscores."""
+    """Status and JSON of one request; header names are written with underscores, a form has a task and an image."""
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    sent["Authorization"] = f"Bearer {server.token() if token is None else token}"
-    request = urllib.request.Request(server.inference_url + path, data=body, headers=sent, method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    used = server.token() if token is None else token
+    sent |= {"Authorization": f"Bearer {used}"} if used else {}
+    task, files = ({"task": form[0]}, {"data": form[1]}) if form else (None, None)
+    answer = httpx.post(
+        server.inference_url + path, content=body, data=task, files=files, headers=sent, timeout=60, trust_env=False
+    )
+    return answer.status_code, answer.json()
 
 
 def describe(server: Server) -> Any:
     return server.describe(customized=True)["customizedMetadata"]
-
-
-def multipart(task: str, image: bytes) -> tuple[bytes, str]:
-    parts = [
-        b'--B\r\nContent-Disposition: form-data; name="task"\r\n\r\n' + task.encode() + b"\r\n",
-        b'--B\r\nContent-Disposition: form-data; name="data"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n',
-        image + b"\r\n--B--\r\n",
-    ]
-    return b"".join(parts), "multipart/form-data; boundary=B"
-
-
-def expect(answer: Any, expected: Prediction) -> None:
-    assert (answer["task"], answer["label"], answer["index"]) == (expected.task, expected.label, expected.index)
-    assert answer["scores"] == pytest.approx(expected.scores, abs=1e-5)
 
 
 def test_every_way_to_name_a_task(learned: Learned, server: Server) -> None:
@@ -86,7 +75,6 @@ def test_every_way_to_name_a_task(learned: Learned, server: Server) -> None:
     image = task.test_x[0]
     expected = Predictor(learned.bundle).predict([image], [task.name])[0]
     data = png(image)
-    form, form_type = multipart(task.name, data)
     instances = [{"b64": base64.b64encode(data).decode()}, {"pixels": image.tolist()}]
     document = json.dumps({"task": task.name, "instances": instances}).encode()
 
@@ -94,7 +82,7 @@ def test_every_way_to_name_a_task(learned: Learned, server: Server) -> None:
         ask(server, data, X_ETCL_Task=task.name, Content_Type="image/png"),
         ask(server, data, x_etcl_task=task.name, Content_Type="application/octet-stream"),
         ask(server, data, path=f"/1.0/{task.name}", Content_Type="image/png"),
-        ask(server, form, Content_Type=form_type),
+        ask(server, None, form=(task.name, data)),
     ):
         assert status == 200
         expect(answer, expected)
@@ -110,8 +98,7 @@ def test_every_way_to_name_a_task(learned: Learned, server: Server) -> None:
 def test_the_field_wins_over_the_header_and_the_header_over_the_path(learned: Learned, server: Server) -> None:
     """One documented order of precedence."""
     data = png(learned.tasks[0].test_x[0])
-    form, form_type = multipart("turned", data)
-    _, answer = ask(server, form, path="/1.0/parity", X_ETCL_Task="negative", Content_Type=form_type)
+    _, answer = ask(server, None, path="/1.0/parity", form=("turned", data), X_ETCL_Task="negative")
     assert answer["task"] == "turned"
     _, answer = ask(server, data, path="/1.0/parity", X_ETCL_Task="negative", Content_Type="image/png")
     assert answer["task"] == "negative"
@@ -175,8 +162,8 @@ def test_bad_requests_inside_a_shared_batch_harm_nobody(
         for (status, answer), wanted in zip(answers[:4], expected, strict=True):
             assert status == 200
             expect(answer, wanted)
-        found = [(status, answer["error"]["code"]) for status, answer in answers[4:]]
-        assert found == [(status, code) for _, _, status, code in bad]
+        codes = [(status, answer["error"]["code"]) for status, answer in answers[4:]]
+        assert codes == [(status, code) for _, _, status, code in bad]
         assert all(len(answer["error"]["message"]) < 1000 for _, answer in answers[4:])
         if describe(server)["batches"]["count"] == before + 2:  # one batch for them, one for asking
             return
@@ -196,43 +183,24 @@ def test_as_many_items_as_are_allowed_fit_an_answer(server: Server) -> None:
         (b"x=1", "application/x-www-form-urlencoded", 415, "unsupported_media"),
         (b"hello", "text/plain", 415, "unsupported_media"),
         (b"{", "application/json", 400, "bad_request"),
-        (b"[1]", "application/json", 400, "bad_request"),
         (b"[" * 100_000, "application/json", 400, "bad_request"),
-        (b'{"instances": []}', "application/json", 400, "bad_request"),
-        (b'{"instances": [{"b64": "@@"}]}', "application/json", 400, "bad_image"),
-        (b'{"instances": [{"pixels": [[1, 2], [3]]}]}', "application/json", 400, "bad_image"),
-        (b'{"instances": [7]}', "application/json", 400, "bad_request"),
         ('{"instances": [{"b64": "\u00e9"}]}'.encode(), "application/json", 400, "bad_image"),
         (b'{"instances": [{"pixels": [[1e999]]}]}', "application/json", 400, "bad_image"),
-        (b'{"task": ["parity"], "instances": [{"pixels": [[1]]}]}', "application/json", 400, "bad_request"),
-        (b'{"task": 3, "instances": [{"pixels": [[1]]}]}', "application/json", 400, "bad_request"),
         (json.dumps({"instances": [{"pixels": [[1]]}] * 257}).encode(), "application/json", 413, "too_large"),
     ],
 )
 def test_each_kind_of_bad_request_has_its_code(server: Server, body: bytes, media: str, status: int, code: str) -> None:
     """Status, code and a message, never a 5xx."""
-    found, answer = ask(server, body, X_ETCL_Task="parity", Content_Type=media)
-    assert (found, answer["error"]["code"]) == (status, code)
+    answered, answer = ask(server, body, X_ETCL_Task="parity", Content_Type=media)
+    assert (answered, answer["error"]["code"]) == (status, code)
     assert answer["error"]["message"]
 
 
 def test_a_boundary_may_contain_any_word(learned: Learned, server: Server) -> None:
     """Only the media type itself says what a body is."""
-    form, media = multipart("parity", png(learned.tasks[4].test_x[0]))
-    status, answer = ask(server, form.replace(b"--B", b"--BjsonB"), Content_Type=media.replace("=B", "=BjsonB"))
+    form, media = ("parity", png(learned.tasks[4].test_x[0])), "multipart/form-data; boundary=BjsonB"
+    status, answer = ask(server, None, form=form, Content_Type=media)
     assert (status, answer["task"]) == (200, "parity")
-
-
-def test_tokens_are_on(learned: Learned, server: Server) -> None:
-    """A wrong token is refused, and the management port does not take models."""
-    status, _ = ask(server, png(learned.tasks[0].test_x[0]), token="wrong", X_ETCL_Task="parity")
-    assert status == 400
-    url = server.management_url.rsplit("/", 1)[0] + "?url=digits.mar"
-    headers = {"Authorization": f"Bearer {server.token('management')}"}
-    with pytest.raises(urllib.error.HTTPError) as error:
-        urllib.request.urlopen(urllib.request.Request(url, headers=headers, method="POST"), timeout=30)
-    assert error.value.code == 405
-    error.value.close()
 
 
 def test_only_loopback_is_bound(server: Server) -> None:
@@ -262,15 +230,13 @@ def test_describe_lists_tasks_and_cache(server: Server, learned: Learned, tmp_pa
     assert described["bundle"] == load_bundle(packed).digest
 
 
-def test_a_second_start_is_refused_and_a_taken_port_named(learned: Learned, server: Server) -> None:
+def test_a_second_start_is_refused(learned: Learned, server: Server) -> None:
     """The running server is not disturbed, nor its archive."""
     store = server.store
     stamp = (store / "digits.mar").stat().st_mtime_ns
     with pytest.raises(ServeError, match="already served at"):
         serve_bundle(learned.path, "digits", store, ServeOptions(server.port))
     assert (store / "digits.mar").stat().st_mtime_ns == stamp
-    with pytest.raises(ServeError, match=f"port {server.port} is taken"):
-        check_ports(server.port)
     assert server.process() is not None
 
 
@@ -286,31 +252,15 @@ def test_tensors_of_the_open_inference_protocol(learned: Learned, server: Server
         status, answer = ask(server, json.dumps(body).encode(), Content_Type="application/json")
         assert (status, answer["id"], answer["model_name"]) == (200, "7", "digits")
         outputs = {output["name"]: output for output in answer["outputs"]}
-        assert outputs["label"]["data"] == [found.label for found in expected]
+        assert outputs["label"]["data"] == [prediction.label for prediction in expected]
         assert outputs["scores"]["shape"] == [3, 10]
-        scores = [score for found in expected for score in found.scores.values()]
+        scores = [score for prediction in expected for score in prediction.scores.values()]
         assert outputs["scores"]["data"] == pytest.approx(scores, abs=1e-5)
     one = {"name": "image", "shape": [1], "datatype": "BYTES", "data": files[:1]}
     body = {"inputs": [one], "parameters": {"task": task.name}}
     status, answer = ask(server, json.dumps(body).encode(), Content_Type="application/json")
     assert status == 200
     expect(answer, expected[0])
-
-
-def test_a_bad_item_has_its_error_in_its_place(learned: Learned, server: Server) -> None:
-    """The other items of the request have their answers; where all are bad, the request is."""
-    task = learned.tasks[0]
-    good = {"b64": base64.b64encode(png(task.test_x[0])).decode()}
-    bad = [{"b64": "?"}, {"b64": base64.b64encode(b"no image").decode()}, {"pixels": [[1, 2], [3]]}, 5]
-    body = json.dumps({"task": task.name, "instances": [*bad, good]}).encode()
-    status, answers = ask(server, body, Content_Type="application/json")
-    assert status == 200
-    assert [a["error"]["code"] for a in answers[:4]] == ["bad_image", "bad_image", "bad_image", "bad_request"]
-    expect(answers[4], Predictor(learned.bundle).predict([task.test_x[0]], [task.name])[0])
-    status, answer = ask(
-        server, json.dumps({"task": task.name, "instances": bad}).encode(), Content_Type="application/json"
-    )
-    assert (status, answer["error"]["code"]) == (400, "bad_image")
 
 
 def test_metrics_tell_what_happens(learned: Learned, server: Server) -> None:
@@ -349,8 +299,8 @@ def test_every_metric_of_the_handler_is_declared() -> None:
     """With the same unit and dimensions: TorchServe drops what its file does not name."""
     declared = yaml.safe_load((ROOT / "handlers" / "metrics.yaml").read_text())["model_metrics"]
     for kind, ours in (("counter", COUNTERS), ("gauge", GAUGES)):
-        found = {row["name"]: (row["unit"], row["dimensions"]) for row in declared[kind] if "etcl" in row["name"]}
-        assert found == ours
+        named = {row["name"]: (row["unit"], row["dimensions"]) for row in declared[kind] if "etcl" in row["name"]}
+        assert named == ours
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
@@ -363,6 +313,6 @@ def test_nothing_is_answered_without_the_right_token(learned: Learned, server: S
     for method, path in (("GET", "/models"), ("PUT", "/models/digits?min_worker=3"), ("DELETE", "/models/digits")):
         for used in (token, server.token()):
             headers = {"Authorization": f"Bearer {used}"} if used else {}
-            found = httpx.request(method, server.management_address + path, headers=headers, trust_env=False)
-            assert found.status_code in (400, 405), found.text
+            answer = httpx.request(method, server.management_address + path, headers=headers, trust_env=False)
+            assert answer.status_code in (400, 405), answer.text
     assert server.describe()["minWorkers"] == 1

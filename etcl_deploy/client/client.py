@@ -3,8 +3,8 @@
 with Client("http://127.0.0.1:8080/predictions/photos", token_file="key_file.json") as photos:
     print(photos.predict("rex.jpg", "dogs").label)
 
-What to send, what an answer means and what to do next is decided once, in `BaseClient`, which sends nothing itself;
-Client and AsyncClient carry it out. A prediction changes nothing on the server, so it may be asked for again.
+`BaseClient` decides what to send, what an answer means and what to do next, and sends nothing itself. Client and
+AsyncClient carry out its steps. A prediction changes nothing on the server, so it may be asked for again.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class BaseClient(ABC, Generic[Http]):
 
     @abstractmethod
     def _open(self, **settings: Any) -> Http:
-        """What sends the requests and keeps the connections."""
+        """The httpx client that sends requests and keeps connections."""
 
     def _steps(self, image: Image, task: str) -> Generator[Step, Reply, None]:
-        """What to do, one step after the other, to get a prediction; each outcome decides on the next step."""
+        """The steps that lead to a prediction; the caller sends back the outcome of each, which decides the next."""
         body, headers = encode(image, task)
         attempts, renewed = 0, False
         while True:
@@ -96,14 +96,14 @@ class BaseClient(ABC, Generic[Http]):
                 for left in reversed(range(RENEWAL_TRIES)):  # the file may not be written yet, or only in part
                     yield RENEWAL_SECONDS
                     try:
-                        found = read_token(self._token_file)
+                        token = read_token(self._token_file)
                     except TokenError:
                         if not left:
                             raise
                         continue
-                    if found != used:
+                    if token != used:
                         break
-                self._token, renewed = found, True
+                self._token, renewed = token, True
             elif isinstance(answer, RequestError) and not may_pass(answer):
                 raise answer
             else:

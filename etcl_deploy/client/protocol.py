@@ -1,4 +1,4 @@
-"""What goes over the wire between a client and a server: requests, answers, tokens."""
+"""The protocol between a client and a server: requests, answers, tokens."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def encode(image: Image, task: str) -> tuple[bytes, dict[bytes, bytes]]:
 
 
 def read(response: httpx.Response) -> Answer:
-    """What an answer says: a prediction (a list of one where pixels were sent), our handler's or TorchServe's error."""
+    """The prediction in an answer (a list of one if pixels were sent), or the error of our handler or of TorchServe."""
     status = response.status_code
     try:
         document = json.loads(response.content)
@@ -65,8 +65,8 @@ def read(response: httpx.Response) -> Answer:
             return RequestError(status, re.sub(r"\B[A-Z]", r"_\g<0>", kind.removesuffix("Exception")).lower(), message)
     if status == 413:  # TorchServe says no more than that
         return RequestError(status, "too_large", f"the server takes no {len(response.request.content)} bytes at once")
-    found = f"{response.url} answers neither a prediction nor an error: {shortened(response.text)!r}"
-    return RequestError(status, "unexpected_answer", found)
+    message = f"{response.url} answers neither a prediction nor an error: {shortened(response.text)!r}"
+    return RequestError(status, "unexpected_answer", message)
 
 
 def read_image(path: Path) -> bytes:
@@ -79,7 +79,7 @@ def read_image(path: Path) -> bytes:
 
 
 def read_keys(path: Path) -> dict[str, Any]:
-    """What a server's key file says of each kind of key: "inference", "management", "API" (which makes the others)."""
+    """The entries of a server's key file by kind of key: "inference", "management", "API" (which makes the others)."""
     try:
         keys = json.loads(path.read_bytes())
     except OSError as error:
@@ -110,9 +110,9 @@ def checked_token(token: Any, name: str) -> str:
 def checked_url(url: str) -> str:
     """The URL, if one can ask there."""
     try:
-        found = httpx.URL(url)
+        parsed = httpx.URL(url)
     except httpx.InvalidURL:
-        found = httpx.URL()
-    if found.scheme not in ("http", "https") or not found.host:
+        parsed = httpx.URL()
+    if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ClientError(f"{shortened(url)!r} is no URL to ask; http://127.0.0.1:8080/predictions/NAME would be")
     return url

@@ -22,9 +22,9 @@ MARK = "half_"  # in the name of a file that is being written
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; what is written there becomes `path` when the block ends well.
+    """A temporary path beside `path`; the file written there becomes `path` when the block ends without an error.
 
-    What processes left there that were killed meanwhile is removed. Where `path` is a link, it stays one.
+    Files that killed processes left half written are removed. Where `path` is a link, it stays one.
     """
     check_replaceable(path)
     path = path.resolve()
@@ -56,7 +56,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse what is there and no file: a directory, a device."""
+    """Refuse to replace a directory or a device."""
     if path.is_dir():
         raise EtclError(f"{path} is a directory; name a file")
     if path.exists() and not path.is_file():
@@ -99,7 +99,7 @@ def _held(path: Path) -> tuple[int, Path]:
 
 
 def _tidy(path: Path) -> None:
-    """Remove what was to become `path` and nobody holds any more."""
+    """Remove half-written files for `path` that no process holds any more."""
     for left in path.parent.glob(f".{glob.escape(path.stem)}.{MARK}*{glob.escape(path.suffix)}"):
         with suppress(OSError):  # it is held, or gone by now
             handle = os.open(left, os.O_RDWR)

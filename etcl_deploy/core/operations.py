@@ -1,4 +1,4 @@
-"""The kinds of steps a plan is made of: what each is told, the shape it gives, and how it runs.
+"""The operations a plan is made of: the settings of each, the shape it gives, and how it runs.
 
 Pure, and without weights: `run` does a step that needs nothing but its inputs, `apply_weight` one that has a weight and
 `normalize` one that has a scale and a shift. A rule that is broken is a ValueError; the plan adds the step's name.
@@ -25,7 +25,7 @@ MAX_INPUTS = 1024
 
 @dataclass(frozen=True)
 class Setting:
-    """What a setting may be; `spec` ends the sentence "must be"."""
+    """The values a setting may have; `spec` ends the sentence "must be"."""
 
     accepts: Callable[[object], bool]
     spec: str
@@ -33,13 +33,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a kind of step is told and takes, and the shape it gives."""
+    """An operation: its settings, its inputs, and the shape it gives."""
 
     shape: Callable[..., Shape]
     settings: Mapping[str, Setting] = field(default_factory=dict)
     inputs: tuple[int, int] = (1, 1)  # at least and at most
     weight: Callable[[StepSettings], Shape] | None = None
-    run: Callable[..., Tensor] | None = None  # None: it has weights or statistics, or does nothing in use
+    run: Callable[..., Tensor] | None = None  # None: it needs weights or statistics, or does nothing after learning
 
 
 def is_size(value: object) -> bool:
@@ -59,7 +59,7 @@ def fixed_windows(size: Pair, output: Pair) -> tuple[Pair, Pair]:
 
 
 def apply_weight(op: str, s: StepSettings, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What a convolution, linear or bias step makes of `x` with the given weight."""
+    """The result of a convolution, linear or bias step for `x` with the given weight."""
     if op == "linear":
         return F.linear(x, weight, bias)
     if op == "bias":
@@ -75,7 +75,7 @@ def apply_weight(op: str, s: StepSettings, x: Tensor, weight: Tensor, bias: Tens
 
 
 def normalize(op: str, s: StepSettings, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """What a normalization step makes of `x`; batch statistics are part of scale and shift by now."""
+    """The result of a normalization step for `x`; batch statistics are already part of scale and shift."""
     if op == "group_norm":
         return F.group_norm(x, s["groups"], scale, shift, s["eps"])
     if op == "layer_norm":
@@ -123,7 +123,7 @@ def _pool2d(s: StepSettings, x: Shape) -> Shape:
 
 
 def _slide(size: Pair, s: StepSettings, dilation: Pair) -> Pair:
-    """How many places a window has in a map of `size`."""
+    """The number of places a window has in a map of `size`."""
     counts = []
     windows = zip(size, as_pair(s["kernel"]), as_pair(s["stride"]), as_pair(s["padding"]), dilation, strict=True)
     for pixels, kernel, stride, padding, spread in windows:

@@ -33,7 +33,7 @@ def read_picture(source: Picture, preprocessing: Preprocessing, max_pixels: int 
 
 
 def resize_pixels(data: bytes, shape: tuple[int, ...], preprocessing: Preprocessing, max_pixels: int) -> bytes:
-    """The same from the bytes of an image of `[height, width]`, or `[height, width, 1 or 3]`."""
+    """Like `read_picture`, from the bytes of pixels `[height, width]` or `[height, width, 1 or 3]`."""
     height, width, channels = (*shape, 1) if len(shape) == 2 else shape if len(shape) == 3 else (0, 0, 0)
     if channels not in (1, 3) or not height * width:
         raise BadImageError(

@@ -29,7 +29,7 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True)
 class Step:
-    """One operation: its name, what it does, whose results it takes, and its sizes."""
+    """One step: its name, its operation, the steps whose results it takes, and its settings."""
 
     name: str
     op: str
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def features(self) -> int:
-        """How many features the head sees."""
+        """The number of features the head sees."""
         return self.shapes[self.steps[-1].name][0]
 
     @property
@@ -113,7 +113,7 @@ class Plan:
         return {name: step.name for step in self.steps for name in step.inputs}
 
     def without(self, names: Collection[str]) -> Plan:
-        """The plan with these steps of one input left out, and whoever read them reading that input."""
+        """The plan without these steps of one input; the steps that read them read that input instead."""
         source: dict[str, str] = {}
         kept = []
         for step in self.steps:

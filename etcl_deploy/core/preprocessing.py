@@ -39,12 +39,12 @@ class Preprocessing:
 
     @property
     def scale(self) -> float:
-        """What a pixel value is multiplied by."""
+        """The factor of a pixel value."""
         return 1 / (255 * self.std)
 
     @property
     def shift(self) -> float:
-        """What is added then."""
+        """The number added to the product."""
         return -self.mean / self.std
 
     def normalize(self, pixels: Tensor) -> Tensor:

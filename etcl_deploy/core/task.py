@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class StoredImages(ABC):
-    """Prepared images, uint8 `[n, height, width, channels]`, that stay on disk until a batch of them is looked at."""
+    """Prepared images, uint8 `[n, height, width, channels]`, that stay on disk until a batch of them is needed."""
 
     dtype: ClassVar[torch.dtype] = torch.uint8
     shape: torch.Size
@@ -26,7 +26,7 @@ class StoredImages(ABC):
 
     @abstractmethod
     def read(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        """The images of every batch of indices; the next ones are read while one is looked at."""
+        """The images of every batch of indices; the next are read while one is in use."""
 
 
 Images = Tensor | StoredImages
@@ -77,7 +77,7 @@ class Items:
         return self[order[held:]], self[order[:held]]
 
     def held_back(self, share: float) -> int:
-        """How many items `split` holds back."""
+        """The number of items `split` holds back."""
         return min(round(share * len(self)), len(self) - 1)
 
     def at_most(self, count: int) -> Items:
@@ -90,18 +90,18 @@ class Items:
         Batch normalization cannot learn from one item, so a single one left over joins the batch before it.
         """
         order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
-        found = list(torch.split(order.to(self.labels.device), size))
-        if len(found) > 1 and len(found[-1]) == 1:
-            found[-2:] = [torch.cat(found[-2:])]
-        return found
+        batches = list(torch.split(order.to(self.labels.device), size))
+        if len(batches) > 1 and len(batches[-1]) == 1:
+            batches[-2:] = [torch.cat(batches[-2:])]
+        return batches
 
     def read(self, batches: Sequence[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of every batch of indices, on a device."""
         if isinstance(self.images, StoredImages):
-            found = self.images.read(batches)
+            read = self.images.read(batches)
         else:
-            found = (self.images[batch] for batch in batches)
-        for images, batch in zip(found, batches, strict=True):
+            read = (self.images[batch] for batch in batches)
+        for images, batch in zip(read, batches, strict=True):
             yield images.to(device), self.labels[batch].to(device)
 
 
@@ -128,8 +128,7 @@ class Task:
 
 
 def percent_right(answers: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Accuracy: the share of items, in percent, whose largest logit is that of their class; of logits and labels, batch
-    by batch."""
+    """Accuracy in percent, from batches of logits and labels: the share of items whose largest logit is their class."""
     count = 0
     right: int | Tensor = 0
     for logits, labels in answers:

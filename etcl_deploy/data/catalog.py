@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from etcl_deploy.data import cifar, folders, idx, leaf, npz
-from etcl_deploy.data import svhn as mat
+from etcl_deploy.data import cifar, folders, idx, leaf, npz, svhn
 from etcl_deploy.data.dataset import DataSet, File
 from etcl_deploy.data.source import Part, Source, hold_back
 from etcl_deploy.errors import DataError
@@ -23,31 +22,20 @@ CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowerca
 def _read_idx(folder: Path, prefix: str, classes: tuple[str, ...], *, turned: bool = False) -> Source:
     """MNIST and its kin; EMNIST's files have a prefix, and images that are turned."""
 
-    def part(word: str) -> Part:
-        images, labels = (
-            _plain_or_zipped(folder / f"{prefix}{word}-{k}-ubyte") for k in ("images-idx3", "labels-idx1")
-        )
-        return idx.read_idx_part(images, labels, turned=turned)
+    def file(name: str) -> Path:
+        plain = folder / f"{prefix}{name}-ubyte"
+        return plain if plain.exists() else plain.with_name(plain.name + ".gz")
 
-    return Source(folder.name, classes, part("train"), part("test" if prefix else "t10k"))
-
-
-def _plain_or_zipped(path: Path) -> Path:
-    return path if path.exists() else path.with_name(path.name + ".gz")
+    train, test = (
+        idx.read_idx_part(file(f"{part}-images-idx3"), file(f"{part}-labels-idx1"), turned=turned)
+        for part in ("train", "test" if prefix else "t10k")
+    )
+    return Source(folder.name, classes, train, test)
 
 
-def _read_letters(folder: Path) -> Source:
-    """notMNIST: folders of images; a tenth of each class is the test part."""
-    return hold_back(folders.read_folder(folder / "notMNIST_small", []), 0.1, torch.Generator().manual_seed(0))
-
-
-def _read_mini_imagenet(folder: Path) -> Source:
-    """MiniImageNet: folders of images; a sixth of each class (100 of 600) is the test part."""
-    return hold_back(folders.read_folder(folder / "images", []), 1 / 6, torch.Generator().manual_seed(0))
-
-
-def _read_faces(folder: Path) -> Source:
-    return leaf.read_leaf(folder, "celeba", ("not smiling", "smiling"), folder / "img_align_celeba")
+def _read_images(folder: Path, share: float) -> Source:
+    """A folder of images for each class; a share of each is the test part."""
+    return hold_back(folders.read_folder(folder, []), share, torch.Generator().manual_seed(0))
 
 
 def _read_packed_samples(path: Path) -> Source:
@@ -78,7 +66,7 @@ def _read_packed_cifar100(path: Path) -> Source:
     return replace(source, groups=tuple(SUPERCLASSES[number] for number in numbers))
 
 
-def _idx_files(base: str, files: dict[str, tuple[int, str]]) -> tuple[File, ...]:
+def _files(base: str, files: dict[str, tuple[int, str]]) -> tuple[File, ...]:
     return tuple(File(name, size, digest, f"{base}/{name}") for name, (size, digest) in files.items())
 
 
@@ -114,7 +102,7 @@ DATA_SETS: dict[str, DataSet] = {
         partial(_read_idx, prefix="", classes=NUMERALS),
         IDX_NAMES,
         NUMERALS,
-        _idx_files(
+        _files(
             "https://ossci-datasets.s3.amazonaws.com/mnist",
             {
                 IDX_NAMES[0]: (9912422, "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
@@ -132,7 +120,7 @@ DATA_SETS: dict[str, DataSet] = {
         partial(_read_idx, prefix="", classes=FASHION),
         IDX_NAMES,
         FASHION,
-        _idx_files(
+        _files(
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
             {
                 IDX_NAMES[0]: (26421880, "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
@@ -150,13 +138,9 @@ DATA_SETS: dict[str, DataSet] = {
         lambda folder: _read_idx(folder / "gzip", "emnist-balanced-", BALANCED, turned=True),
         tuple(f"gzip/emnist-balanced-{name.replace('t10k', 'test')}" for name in IDX_NAMES),
         BALANCED,
-        (
-            File(
-                "gzip.zip",
-                561753746,
-                "md5:58c8d27c78d21e728a6bc7b3cc06412e",
-                "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-            ),
+        _files(
+            "https://biometrics.nist.gov/cs_links/EMNIST",
+            {"gzip.zip": (561753746, "md5:58c8d27c78d21e728a6bc7b3cc06412e")},
         ),
     ),
     "notmnist": DataSet(
@@ -164,7 +148,7 @@ DATA_SETS: dict[str, DataSet] = {
         "http://yaroslavvb.blogspot.com/2011/09/notmnist-dataset.html",
         "not stated",
         (16_854, 1_870),
-        _read_letters,
+        lambda folder: _read_images(folder / "notMNIST_small", 0.1),
         tuple(f"notMNIST_small/{letter}" for letter in LETTERS),
         LETTERS,
         by_hand=(
@@ -180,13 +164,9 @@ DATA_SETS: dict[str, DataSet] = {
         lambda folder: cifar.read_cifar10(folder / "cifar-10-batches-bin"),
         ("cifar-10-batches-bin/*_batch*.bin", "cifar-10-batches-bin/batches.meta.txt"),
         OBJECTS,
-        (
-            File(
-                "cifar-10-binary.tar.gz",
-                170052171,
-                "md5:c32a1d4ab5d03f1284b67883e8d87530",
-                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            ),
+        _files(
+            "https://www.cs.toronto.edu/~kriz",
+            {"cifar-10-binary.tar.gz": (170052171, "md5:c32a1d4ab5d03f1284b67883e8d87530")},
         ),
         pickled="cifar-10-batches-py",
     ),
@@ -198,13 +178,9 @@ DATA_SETS: dict[str, DataSet] = {
         lambda folder: cifar.read_cifar100(folder / "cifar-100-binary"),
         tuple(f"cifar-100-binary/{name}" for name in ("train.bin", "test.bin", "*_label_names.txt")),
         None,
-        (
-            File(
-                "cifar-100-binary.tar.gz",
-                168513733,
-                "md5:03b5dce01913d631647c71ecec9e9cb8",
-                "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-            ),
+        _files(
+            "https://www.cs.toronto.edu/~kriz",
+            {"cifar-100-binary.tar.gz": (168513733, "md5:03b5dce01913d631647c71ecec9e9cb8")},
         ),
         pickled="cifar-100-python",
         read_npz=_read_packed_cifar100,
@@ -214,22 +190,18 @@ DATA_SETS: dict[str, DataSet] = {
         "http://ufldl.stanford.edu/housenumbers/",
         "for non-commercial use only",
         (73_257, 26_032),
-        mat.read_svhn,
+        svhn.read_svhn,
         ("train_32x32.mat", "test_32x32.mat"),
-        mat.CLASSES,
-        (
-            File(
-                "train_32x32.mat",
-                182040794,
-                "sha256:435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-                "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
-            ),
-            File(
-                "test_32x32.mat",
-                64275384,
-                "sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-                "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
-            ),
+        svhn.CLASSES,
+        _files(
+            "http://ufldl.stanford.edu/housenumbers",
+            {
+                "train_32x32.mat": (
+                    182040794,
+                    "sha256:435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+                ),
+                "test_32x32.mat": (64275384, "sha256:cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
+            },
         ),
     ),
     "mini_imagenet": DataSet(
@@ -237,7 +209,7 @@ DATA_SETS: dict[str, DataSet] = {
         "https://github.com/yaoyao-liu/mini-imagenet-tools",
         "ImageNet's terms of access: non-commercial research and education",
         (50_000, 10_000),
-        _read_mini_imagenet,
+        lambda folder: _read_images(folder / "images", 1 / 6),  # 100 of 600
         ("images/*/*",),
         by_hand="Put its 100 classes of 600 images as folders below mini_imagenet/images",
     ),
@@ -265,7 +237,7 @@ DATA_SETS: dict[str, DataSet] = {
         CELEBA,
         "for non-commercial research only",
         None,
-        _read_faces,
+        lambda folder: leaf.read_leaf(folder, "celeba", ("not smiling", "smiling"), folder / "img_align_celeba"),
         ("train/*.json", "test/*.json", "img_align_celeba/*"),
         by_hand=_leaf_by_hand("celeba", "-s niid --sf 0.05 -k 20 -t sample", "celeba")
         + ", and the folder img_align_celeba of CelebA itself to celeba/img_align_celeba",

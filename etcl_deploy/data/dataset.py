@@ -1,4 +1,4 @@
-"""What is known of a data set before any of it is there."""
+"""The facts of a data set: its files, its terms, how it is read."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class File:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What is known of a data set before any of it is there."""
+    """The facts of a data set, known before any of it is there."""
 
     title: str
     home: str  # its makers' page
     terms: str
     items: tuple[int, int] | None  # training and test items when complete; None: it depends on how it was made
     read: Callable[[Path], Source]  # from its folder
-    needs: tuple[str, ...]  # what its folder holds when all is there; as patterns, X.gz stands for X, too
-    classes: tuple[str, ...] | None = None  # what labels mean where a .npz file does not say
+    needs: tuple[str, ...]  # patterns of what a complete folder holds; X.gz stands for X, too
+    classes: tuple[str, ...] | None = None  # names of the labels where a .npz file has none
     files: tuple[File, ...] = ()
     by_hand: str = ""  # how to get it where there is no file to download
     pickled: str = ""  # the folder of its pickled version, which is never read
     read_npz: Callable[[Path], Source] | None = None  # where NAME.npz is not as npz.read_npz has it
 
     def lacks(self, folder: Path) -> list[str]:
-        """What is not in the folder."""
+        """The parts that the folder does not hold."""
         ways = ((part, (part, part.removesuffix(".gz"))) for part in self.needs)
         return [part for part, patterns in ways if not any(any(folder.glob(pattern)) for pattern in patterns)]

@@ -1,4 +1,4 @@
-"""Download data sets: what is cut off goes on where it stopped, what is not as its makers say is not kept."""
+"""Download data sets. A download that broke off goes on where it stopped; a file with another digest is not kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ Progress = Callable[[str, int, int], None]  # file, bytes there, bytes in all
 
 
 def fetch_recipe(name: str, root: Path | None, progress: Progress) -> list[dict[str, Any]]:
-    """Download what a recipe lacks, as far as it can be; what `etcl data check` then says."""
+    """Download what a recipe lacks and return the rows of `etcl data check`.
+
+    Raises DataError for data sets that have to be fetched by hand.
+    """
     by_hand = []
     for row in check_recipe(name, root):
         if row["download"]:
@@ -44,9 +47,9 @@ def fetch_recipe(name: str, root: Path | None, progress: Progress) -> list[dict[
 
 
 def fetch(known: DataSet, folder: Path, progress: Progress = lambda name, done, total: None) -> None:
-    """Bring every file of a data set into `folder`; those that are there, and as its makers say, are left as they are.
+    """Download every file of a data set into `folder`; a file that is there and has the right digest stays.
 
-    One process at a time: another one that wants the same waits.
+    One process at a time: another that wants the same data set waits.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, wait=True):
@@ -67,27 +70,26 @@ def fetch(known: DataSet, folder: Path, progress: Progress = lambda name, done, 
 
 def _download(file: File, folder: Path, progress: Progress) -> None:
     part = folder / f".{file.name}.part"
-    began_with = part.stat().st_size if part.exists() else 0
+    resumed = _size(part) > 0
     _receive_all(file, part, progress)
-    found = digest_of(part, file.digest)
-    if found != file.digest and began_with:  # what was there may have been of something else
-        part.unlink()
-        _receive_all(file, part, progress)
-        found = digest_of(part, file.digest)
-    if found != file.digest:
-        part.unlink()
+    digest = digest_of(part, file.digest)
+    if digest == file.digest:
+        part.replace(folder / file.name)
+        return
+    part.unlink()
+    if not resumed:
         raise DataError(
-            f"{file.url} gave {found}, not {file.digest}: it is not what its makers published, and not kept"
+            f"{file.url} gave {digest}, not {file.digest}: it is not what its makers published, and not kept"
         )
-    part.replace(folder / file.name)
+    _download(file, folder, progress)  # what was there may have been of another file
 
 
 def _receive_all(file: File, part: Path, progress: Progress) -> None:
-    """Try until all of the file is in `part`; what came is kept for the next time."""
-    folder, there = part.parent, part.stat().st_size if part.exists() else 0
+    """Try until `part` holds the whole file; bytes that arrived are kept for the next try."""
+    folder, needed = part.parent, file.bytes - _size(part)
     room = shutil.disk_usage(folder).free
-    if file.bytes - there > room:
-        raise DataError(f"{file.name} needs {file.bytes - there:,} more bytes in {folder}; {room:,} are free")
+    if needed > room:
+        raise DataError(f"{file.name} needs {needed:,} more bytes in {folder}; {room:,} are free")
     for attempt in range(TRIES):
         try:
             return _receive(file, part, progress)
@@ -97,9 +99,8 @@ def _receive_all(file: File, part: Path, progress: Progress) -> None:
                 raise DataError(f"{file.url} answers {status}; see its makers' page") from None
         except httpx.HTTPError as error:
             if attempt == TRIES - 1:
-                kept = part.stat().st_size if part.exists() else 0
                 raise DataError(
-                    f"{file.url} broke off ({error!r}); {kept:,} of {file.bytes:,} bytes are kept: try again"
+                    f"{file.url} broke off ({error!r}); {_size(part):,} of {file.bytes:,} bytes are kept: try again"
                 ) from None
         except OSError as error:
             if error.errno != errno.ENOSPC:
@@ -110,7 +111,7 @@ def _receive_all(file: File, part: Path, progress: Progress) -> None:
 
 def _receive(file: File, part: Path, progress: Progress) -> None:
     """Append to `part` until it is complete."""
-    there = part.stat().st_size if part.exists() else 0
+    there = _size(part)
     if there == file.bytes:
         return
     if there > file.bytes:
@@ -135,14 +136,18 @@ def _receive(file: File, part: Path, progress: Progress) -> None:
         raise httpx.RemoteProtocolError(f"{there:,} of {file.bytes:,} bytes")
 
 
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
 def digest_of(path: Path, like: str) -> str:
     """The file's digest of the same kind, as `kind:hexadecimal`."""
     kind = like.partition(":")[0]
-    found = hashlib.new(kind, usedforsecurity=False)
+    digest = hashlib.new(kind, usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
-            found.update(chunk)
-    return f"{kind}:{found.hexdigest()}"
+            digest.update(chunk)
+    return f"{kind}:{digest.hexdigest()}"
 
 
 def _unpack(archive: Path, folder: Path) -> None:
@@ -172,7 +177,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def _files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Names and contents of the regular files in an archive; nothing else in it counts."""
+    """Names and contents of the regular files in an archive; links and devices are skipped."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as packed:
             for entry in packed.infolist():

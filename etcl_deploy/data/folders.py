@@ -3,34 +3,30 @@
     TASK/<class>/*.png                    a share of each class is held back for testing
     TASK/{train,test}/<class>/*.png       the user's own split
 
-Hidden files are left out; so is whatever else is no image of a class (notes, loose files, folders inside a class), and
-that is told. A damaged image is an error: nobody should find out later that half the data was skipped.
+Hidden files are left out. Whatever else is no image of a class (notes, loose files, folders inside a class) is left out
+and reported. A damaged image is an error: nobody should find out later that half the data was skipped.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-
-import numpy as np
 
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import DataError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 
-Files = Mapping[str, Sequence[Path]]  # class -> its images
-
 
 def read_folder(folder: Path, ignored: list[Path]) -> Source:
-    """The task in a folder; with no split of its own, its test part is empty. `ignored` gathers what was left out."""
+    """The task in a folder; with no split of its own, its test part is empty. `ignored` gathers the files left out."""
     folders = subfolders(folder)
     # A class may be called "train"; a folder of that name is a part of a split if it holds folders itself.
     if any(part.name in ("train", "test") and subfolders(part) for part in folders):
         if [part.name for part in folders] != ["test", "train"]:
-            found = ", ".join(part.name for part in folders)
-            raise DataError(f"{folder} holds {found}; a task that is split holds test and train, nothing else")
+            names = ", ".join(part.name for part in folders)
+            raise DataError(f"{folder} holds {names}; a task that is split holds test and train, nothing else")
         train, test = (_class_files(folder / part, ignored) for part in ("train", "test"))
         extra = [name for name in test if name not in train]
         if extra:
@@ -42,12 +38,11 @@ def read_folder(folder: Path, ignored: list[Path]) -> Source:
     if len(train) < 2:
         raise DataError(f"{folder} has one class ({', '.join(train)}); a task needs at least two class folders")
     classes = tuple(train)
-    return Source(name_of(folder), classes, _part(train, classes), _part(test, classes))
-
-
-def _part(files: Files, classes: Sequence[str]) -> Part:
-    paths = [(path, classes.index(name)) for name, images in files.items() for path in images]
-    return Part([path for path, _ in paths], np.array([label for _, label in paths], dtype=np.int64))
+    train_part, test_part = (
+        Part.of_files([(path, name) for name, images in files.items() for path in images], classes)
+        for files in (train, test)
+    )
+    return Source(name_of(folder), classes, train_part, test_part)
 
 
 def _class_files(folder: Path, ignored: list[Path]) -> dict[str, list[Path]]:
@@ -80,10 +75,11 @@ def name_of(path: Path) -> str:
 
 
 def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, by name."""
     return [path for path in visible(folder) if path.is_dir()]
 
 
 def visible(folder: Path) -> Iterator[Path]:
-    """What is not hidden, by name."""
-    found = sorted(folder.iterdir(), key=lambda path: unicodedata.normalize("NFC", path.name))
-    return (path for path in found if not path.name.startswith("."))
+    """Files and folders that are not hidden, by name."""
+    entries = sorted(folder.iterdir(), key=lambda path: unicodedata.normalize("NFC", path.name))
+    return (path for path in entries if not path.name.startswith("."))

@@ -46,6 +46,6 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise DataError(f"{path} is damaged or cut off: {error}") from None
     if len(data) != count:
-        found = "more" if len(data) > count else str(len(data))
-        raise DataError(f"{path} is damaged or cut off: it states {count} bytes of values and holds {found}")
+        held = "more" if len(data) > count else str(len(data))
+        raise DataError(f"{path} is damaged or cut off: it states {count} bytes of values and holds {held}")
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)

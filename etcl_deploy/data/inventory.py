@@ -12,7 +12,7 @@ from typing import Any
 from etcl_deploy.data import npz
 from etcl_deploy.data.catalog import DATA_SETS
 from etcl_deploy.data.dataset import DataSet
-from etcl_deploy.data.sequences import count_of, data_of
+from etcl_deploy.data.sequences import sequence_of
 from etcl_deploy.data.source import Source
 from etcl_deploy.errors import ConfigError, DataError
 from etcl_deploy.settings import about_recipe, load_recipe, recipe_names
@@ -41,7 +41,7 @@ def place_of(name: str, root: Path) -> Path | None:
 
 
 def read_data_set(name: str, root: Path) -> tuple[Source, str | None]:
-    """The data set as it is found below `root`, and in words what part of it is not there."""
+    """The data set below `root`, and in words which part of it is missing."""
     known, place = data_set(name), place_of(name, root)
     if place is None:
         lacking = ", ".join(known.lacks(root / name))
@@ -60,10 +60,10 @@ def read_data_set(name: str, root: Path) -> tuple[Source, str | None]:
 
 
 def _lacking(known: DataSet, place: Path, here: tuple[int, int]) -> str | None:
-    """What part of a data set is not there, in words."""
-    if not known.items or all(found >= stated for found, stated in zip(here, known.items, strict=True)):
+    """The missing part of a data set, in words."""
+    if not known.items or all(there >= stated for there, stated in zip(here, known.items, strict=True)):
         return None
-    train, test = (f"{found:,} of {stated:,}" for found, stated in zip(here, known.items, strict=True))
+    train, test = (f"{there:,} of {stated:,}" for there, stated in zip(here, known.items, strict=True))
     return f"{known.title}: {train} training and {test} test items are in {place.name}"
 
 
@@ -78,23 +78,24 @@ def _pickled(known: DataSet, folder: Path) -> str:
 
 
 def list_recipes(root: Path | None) -> list[dict[str, Any]]:
-    """What `etcl recipes` says of each."""
+    """The rows of `etcl recipes`."""
     rows = []
     for name in recipe_names():
         config = load_recipe(name)
-        needed = {data: place_of(data, data_root(root)) is not None for data in data_of(config.sequence)}
+        sequence = sequence_of(config.sequence)
+        there = {data: place_of(data, data_root(root)) is not None for data in sequence.data}
         about = {"name": name, "about": about_recipe(name), "network": config.network.backbone}
-        rows.append({**about, "tasks": count_of(config.sequence), "data": needed, "ready": all(needed.values())})
+        rows.append({**about, "tasks": sequence.count, "data": there, "ready": all(there.values())})
     return rows
 
 
 def check_recipe(name: str, root: Path | None) -> list[dict[str, Any]]:
-    """What `etcl data check` says of every data set a recipe needs."""
-    return [_entry(data, data_root(root)) for data in data_of(load_recipe(name).sequence)]
+    """The rows of `etcl data check`: the data sets a recipe needs."""
+    return [_entry(data, data_root(root)) for data in sequence_of(load_recipe(name).sequence).data]
 
 
 def _entry(name: str, root: Path) -> dict[str, Any]:
-    """What `etcl data check` says of a data set."""
+    """One row of `etcl data check`."""
     known, place = data_set(name), place_of(name, root)
     partial = None
     if place and known.items and not place.is_dir():

@@ -1,4 +1,4 @@
-"""Images that are too many for memory: read from their files whenever a batch of them is needed.
+"""Images that do not fit in memory: each batch is read from its files when it is needed.
 
 Processes of their own read ahead of the one that learns. Each holds at most `AHEAD` batches, so memory does not depend
 on how many images there are: `(AHEAD * workers + 1)` batches, and the paths.
@@ -29,7 +29,7 @@ class ImageFiles(StoredImages):
     """Image files, brought to the network's size as they are read."""
 
     def __init__(self, paths: Sequence[Path] | np.ndarray, preprocessing: Preprocessing) -> None:
-        # As one block of bytes: a process that reads would copy a list of paths piece by piece, just by looking at it.
+        # One block of bytes: counting references, a reading process would copy a list of paths page by page.
         self.paths = paths if isinstance(paths, np.ndarray) else np.array([os.fsencode(path) for path in paths])
         self.preprocessing = preprocessing
         self.shape = torch.Size([len(self.paths), *preprocessing.shape])
@@ -51,32 +51,28 @@ class ImageFiles(StoredImages):
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # that a process with threads forks
-            found = iter(loader)
-        for images in found:
+            batches_read = iter(loader)
+        for images in batches_read:
             if isinstance(images, str):
                 raise DataError(images)
             yield images
 
 
 class _Batches(Dataset[Tensor | str]):
-    """What a reading process is asked for: the images of a batch, or what is wrong with one of them."""
+    """What a reading process gives: the images of a batch, or a message on the first one that is damaged."""
 
     def __init__(self, files: ImageFiles) -> None:
         self.files = files
 
     def __getitem__(self, batch: Tensor) -> Tensor | str:
+        paths = self.files.paths[batch.cpu().numpy()]
+        images = torch.empty((len(paths), *self.files.preprocessing.shape), dtype=torch.uint8)
         try:
-            return read_files(self.files.paths[batch.cpu().numpy()], self.files.preprocessing)
+            for image, path in zip(images, paths, strict=True):
+                image.copy_(read_file(Path(os.fsdecode(path)), self.files.preprocessing))
         except DataError as error:
             return str(error)
-
-
-def read_files(paths: Sequence[Path] | np.ndarray, preprocessing: Preprocessing) -> Tensor:
-    """Image files as uint8 `[n, height, width, channels]`."""
-    found = torch.empty((len(paths), *preprocessing.shape), dtype=torch.uint8)
-    for image, path in zip(found, paths, strict=True):
-        image.copy_(read_file(Path(os.fsdecode(path)), preprocessing))
-    return found
+        return images
 
 
 def read_file(path: Path, preprocessing: Preprocessing) -> Tensor:

@@ -1,4 +1,4 @@
-"""LEAF's JSON: what users of a federated data set have, in a train and a test folder of `.json` files.
+"""LEAF's JSON: the items of each user of a federated data set, in a train and a test folder of `.json` files.
 
     {"users": ["a", "b"], "num_samples": [2, 1], "user_data": {"a": {"x": [...], "y": [...]}, "b": ...}}
 
@@ -23,7 +23,7 @@ MAX_CLASSES = 100_000
 
 
 def read_leaf(folder: Path, name: str, classes: Sequence[str], images: Path | None = None) -> Source:
-    """The items of all users, each knowing whose it is; `images` is the folder that names of files refer to."""
+    """The items of all users, each with its owner; `images` is the folder of the named image files."""
     train, test = (_part(folder / part, images) for part in ("train", "test"))
     return Source(name, tuple(classes), train, test)
 
@@ -53,12 +53,12 @@ def _users(path: Path) -> Iterator[tuple[str, list[Any], list[int]]]:
         record = json.loads(path.read_bytes())
         if len(set(record["users"])) < len(record["users"]):
             raise DataError(f"{path} names a user twice")
-        found = [(owner, record["user_data"][owner]["x"], record["user_data"][owner]["y"]) for owner in record["users"]]
+        users = [(owner, record["user_data"][owner]["x"], record["user_data"][owner]["y"]) for owner in record["users"]]
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged or not LEAF's JSON: {error!r}") from None
-    for owner, x, y in found:
+    for owner, x, y in users:
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or not isinstance(owner, str):
             raise DataError(f"{path}: user {owner!r} needs as many labels (y) as images (x)")
         if not all(type(label) in (int, float) and 0 <= label < MAX_CLASSES and label == int(label) for label in y):

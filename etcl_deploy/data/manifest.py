@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-import numpy as np
-
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import DataError
 
@@ -65,9 +63,7 @@ def _source(task: str, rows: ManifestRows, path: Path) -> Source:
         raise DataError(f"{path}: task {task!r} has test images of {unknown[0]!r}, but none to train with")
     if len(classes) < 2:
         raise DataError(f"{path}: task {task!r} has one class ({', '.join(classes)}); it needs at least two")
-    parts = ([row for row in rows if row[2] == split] for split in SPLITS)
     train, test = (
-        Part([image for image, _, _ in part], np.array([classes.index(label) for _, label, _ in part], dtype=np.int64))
-        for part in parts
+        Part.of_files([(image, label) for image, label, part in rows if part == split], classes) for split in SPLITS
     )
     return Source(task, tuple(classes), train, test)

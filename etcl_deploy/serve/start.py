@@ -10,13 +10,13 @@ from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.core import atomic
 from etcl_deploy.export.to_mar import archive, check_name
 from etcl_deploy.serve.process import start, stop
-from etcl_deploy.serve.properties import DEFAULT_PORT, check_ports, default_workers
+from etcl_deploy.serve.properties import DEFAULT_PORT, check_ports, cores
 from etcl_deploy.serve.server import Server, check_not_running
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How a bundle is to be served; None: as suits this machine."""
+    """How a bundle is to be served. `workers` None: one process for every core, each with one thread."""
 
     port: int = DEFAULT_PORT
     workers: int | None = None
@@ -26,8 +26,8 @@ class ServeOptions:
     pushes: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """What it says in the archive's model-config.yaml."""
-        workers = self.workers or default_workers()
+        """The entries for the archive's model-config.yaml."""
+        workers = self.workers or cores()
         cache = {} if self.cache_bytes is None else {"cacheBytes": self.cache_bytes}
         etcl = {**cache, "pinned": list(self.pinned), "prefetch": self.prefetch}
         return {"minWorkers": workers, "maxWorkers": workers, "etcl": etcl}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 import time
-import urllib.request
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
+import httpx
 import psutil
 
 from etcl_deploy.client.protocol import KEY_FILE, read_keys, read_token
@@ -21,8 +21,6 @@ EARLY_SECONDS = 600  # before they expire
 CHECK_SECONDS = 5
 PID_FILE = "token_renewer.pid"
 KINDS = ("management", "inference")
-# No proxy the environment names should see a key.
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def renewer_of(directory: Path) -> psutil.Process | None:
@@ -35,7 +33,7 @@ def renewer_of(directory: Path) -> psutil.Process | None:
 
 
 def seconds_left(key_file: Path) -> float:
-    """How long the token that expires first is valid."""
+    """Seconds until the first token expires."""
     keys = read_keys(key_file)
     ends = [datetime.fromisoformat(_iso(keys[kind]["expiration time"])) for kind in KINDS]
     return (min(ends) - datetime.now(timezone.utc)).total_seconds()
@@ -45,9 +43,8 @@ def renew(key_file: Path, management: str) -> None:
     """Have both tokens made anew; TorchServe writes them to the file."""
     for kind in KINDS:
         headers = {"Authorization": f"Bearer {read_token(key_file, 'API')}"}
-        asked = urllib.request.Request(f"{management}/token?type={kind}", headers=headers)
-        with DIRECT.open(asked, timeout=30):
-            pass
+        url = f"{management}/token?type={kind}"
+        httpx.get(url, headers=headers, timeout=30, trust_env=False).raise_for_status()  # no proxy should see a key
 
 
 def run(directory: Path, early: float = EARLY_SECONDS) -> None:
