@@ -11,39 +11,35 @@ import numpy as np
 
 from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.report import figures
-from etcl_deploy.report.page import Page, Picture, Section, Table
+from etcl_deploy.report.page import Page, Section, Table
 from etcl_deploy.report.tables import shown, size
 from etcl_deploy.runs.compare import summary_beside
 from etcl_deploy.runs.logs import read_events
 from etcl_deploy.runs.statistics import needed_bytes, overlap, used_over_time
 from etcl_deploy.runs.store import StoredRun, how_to_go_on, load
 
-MANY = 40  # tasks: more than that many cannot each be shown
+MANY = 40  # tasks; with more, charts and tables that have a row for each leave some out
 
 
 def run_page(directory: Path) -> Page:
-    """What a run came to, as far as it got."""
+    """The page of a run, finished or not."""
     stored = load(directory)
     summary = summary_beside(stored, directory)
-    tasks = f"{len(summary['tasks'])} task{'s' if len(summary['tasks']) > 1 else ''}"
-    sections = [_accuracy(summary), *_curves(summary), *_similarity(summary), *_masks(stored), _sizes(stored)]
-    sections += [*_progress(directory), _settings(stored)]
-    return Page(
-        title=f"{summary['recipe'] or directory.name}: {tasks} learned with {summary['method']}",
-        lead=f"{stored.config.network.backbone}, density {stored.config.network.density}, seed {summary['seed']}",
-        notes=_notes(stored, directory),
-        facts=_facts(summary, stored),
-        sections=sections,
-        footer=f"run {stored.digest[:16]}, made with etcl-deploy {stored.run.versions['etcl_deploy']}",
-    )
-
-
-def _notes(stored: StoredRun, directory: Path) -> list[str]:
+    count = len(summary["tasks"])
     notes = list(stored.partial)
     if stored.waiting:
-        done, total = len(stored.run.tasks), len(stored.run.tasks) + len(stored.waiting)
-        notes.append(f"{done} of {total} tasks are learned; go on with: {how_to_go_on(directory)}")
-    return notes
+        total = count + len(stored.waiting)
+        notes.append(f"{count} of {total} tasks are learned; go on with: {how_to_go_on(directory)}")
+    sections = [_accuracy(summary), *_curves(summary), *_similarity(summary), *_masks(stored), _sizes(stored)]
+    return Page(
+        title=f"{summary['recipe'] or directory.name}: {count} task{'s' if count > 1 else ''} "
+        f"learned with {summary['method']}",
+        lead=f"{stored.config.network.backbone}, density {stored.config.network.density}, seed {summary['seed']}",
+        notes=notes,
+        facts=_facts(summary, stored),
+        sections=[*sections, *_progress(directory), _settings(stored)],
+        footer=f"run {stored.digest[:16]}, made with etcl-deploy {stored.run.versions['etcl_deploy']}",
+    )
 
 
 def _facts(summary: Mapping[str, Any], stored: StoredRun) -> list[tuple[str, str]]:
@@ -61,8 +57,7 @@ def _accuracy(summary: Mapping[str, Any]) -> Section:
     names, matrix = summary["tasks"], summary["matrix"]
     values = np.full((len(names), len(names)), np.nan)
     for column, row in enumerate(matrix):
-        for task, value in enumerate(row):
-            values[task, column] = np.nan if value is None else value
+        values[: len(row), column] = np.array(row, float)
     known = values[~np.isnan(values)]
     low = float(np.floor(known.min() / 10) * 10) if len(known) else 0.0
     picture = figures.heat_map(
@@ -79,43 +74,44 @@ def _accuracy(summary: Mapping[str, Any]) -> Section:
         for task, name in enumerate(names)
     ]
     lead = "Test accuracy of every task after each one was learned. A row that fades would be forgetting."
-    return Section("accuracy", "Accuracy", lead, [Picture(lead, picture)], [Table(head, rows, "as a table")])
+    return Section("accuracy", "Accuracy", lead, {lead: picture}, [Table(head, rows, "as a table")])
 
 
 def _curves(summary: Mapping[str, Any]) -> list[Section]:
-    if len(summary["tasks"]) < 2:
-        return []
+    """Accuracy over time, and what later tasks changed; nothing for a single task."""
     names, matrix = summary["tasks"], summary["matrix"]
+    if len(names) < 2:
+        return []
     lead = (
         "The same over time: each line begins where its task was learned. It stays level where nothing is forgotten, "
         "and rises where later tasks help. The colours go from blue, the first, to red, the last."
     )
-    sections = [Section("over-time", "Accuracy over time", lead, [Picture(lead, figures.task_curves(matrix, names))])]
+    sections = [Section("over-time", "Accuracy over time", lead, {lead: figures.task_curves(matrix, names)})]
     change = {
-        name: (None if matrix[-1][n] is None or matrix[n][n] is None else matrix[-1][n] - matrix[n][n], None)
+        name: None if matrix[-1][n] is None or matrix[n][n] is None else matrix[-1][n] - matrix[n][n]
         for n, name in enumerate(names[:-1])
     }
-    if any(value for value, _ in change.values()):
+    if any(change.values()):
         lead = "What later tasks gave to, or took from, each earlier one, in points of accuracy."
         if len(change) > MANY:
-            largest = sorted(change, key=lambda name: -abs(change[name][0] or 0))[:MANY]
+            largest = sorted(change, key=lambda name: -abs(change[name] or 0))[:MANY]
             change = {name: value for name, value in change.items() if name in largest}
             lead += f" The {MANY} that changed most."
         picture = figures.bars(change, "change since it was learned, points", "{:+.1f}")
-        sections.append(Section("backward", "Backward transfer", lead, [Picture(lead, picture)]))
+        sections.append(Section("backward", "Backward transfer", lead, {lead: picture}))
     return sections
 
 
 def _similarity(summary: Mapping[str, Any]) -> list[Section]:
-    rows = [(task, found) for task, comparisons in summary["comparisons"].items() for found in comparisons]
-    if not rows:
+    """Which tasks were compared; nothing for methods that compare none."""
+    pairs = [(task, pair) for task, comparisons in summary["comparisons"].items() for pair in comparisons]
+    if not pairs:
         return []
     names = summary["tasks"]
-    place = {name: number for number, name in enumerate(names)}
     gaps, marked = np.full((len(names), len(names)), np.nan), np.zeros((len(names), len(names)), dtype=bool)
-    for task, found in rows:
-        gaps[place[task], place[found["task"]]] = found["gap"]
-        marked[place[task], place[found["task"]]] = found["similar"]
+    for task, pair in pairs:
+        place = names.index(task), names.index(pair["task"])
+        gaps[place], marked[place] = pair["gap"], pair["similar"]
     lead = (
         "How much closer an earlier task's sub-network brings a new task than it was by nature (the gap). "
         "Framed: taken for similar, so that one helps the other."
@@ -130,52 +126,48 @@ def _similarity(summary: Mapping[str, Any]) -> list[Section]:
         marked=marked,
         form="{:.2f}",
     )
-    head = ["task", "held against", "distance", "untrained", "gap", "similar", "reason"]
-    cells = [
-        [
-            task,
-            f["task"],
-            f"{f['distance']:.3f}",
-            f"{f['original']:.3f}",
-            f"{f['gap']:.3f}",
-            "yes" if f["similar"] else "no",
-            f["reason"],
-        ]
-        for task, f in rows
-    ]
-    tables = [Table(head, cells, "as a table")] if len(names) <= MANY else []  # `etcl eval --json` has it all
-    return [Section("similarity", "Similar tasks", lead, [Picture(lead, picture)], tables)]
+    tables = []
+    if len(names) <= MANY:  # `etcl eval --json` has them all
+        head = ["task", "held against", "distance", "untrained", "gap", "similar", "reason"]
+        rows = []
+        for task, pair in pairs:
+            numbers = (f"{pair[key]:.3f}" for key in ("distance", "original", "gap"))
+            rows.append([task, pair["task"], *numbers, "yes" if pair["similar"] else "no", pair["reason"]])
+        tables = [Table(head, rows, "as a table")]
+    return [Section("similarity", "Similar tasks", lead, {lead: picture}, tables)]
 
 
 def _masks(stored: StoredRun) -> list[Section]:
-    """Nothing of methods without masks, or of a single one."""
+    """How masks overlap; nothing for methods without masks, or for a single one."""
     states = list(stored.run.network.finished.values())
     if METHODS[stored.config.learning.method].dense or len(states) < 2:
         return []
-    shared = overlap(states).numpy()
-    drawn = figures.heat_map(
-        shared, stored.run.tasks, label="shared", rows="task", columns="task", limits=(0.0, 1.0), form="{:.2f}"
+    overlaps = figures.heat_map(
+        overlap(states).numpy(),
+        stored.run.tasks,
+        label="shared",
+        rows="task",
+        columns="task",
+        limits=(0.0, 1.0),
+        form="{:.2f}",
     )
     shares = [100 * share for share in used_over_time(states)]
     used = figures.lines({"in use": shares}, "tasks learned", "weights in use, %", 0)
     lead = "Of the weights two tasks use, the share both do; and how much of the backbone some task uses."
-    pictures = [Picture("Overlap of masks", drawn), Picture("Weights in use over time", used)]
-    return [Section("masks", "Masks", lead, pictures)]
+    return [Section("masks", "Masks", lead, {"Overlap of masks": overlaps, "Weights in use over time": used})]
 
 
 def _sizes(stored: StoredRun) -> Section:
     sizes = needed_bytes(stored.run.network)
     total = sum(sizes.values())
     lead = f"What it takes to predict all tasks: {size(total)}, weights in single precision, a bit a weight for masks."
-    picture = figures.bars({part: (count / 1e6, None) for part, count in sizes.items()}, "MB", "{:.2f}")
+    picture = figures.bars({part: count / 1e6 for part, count in sizes.items()}, "MB", "{:.2f}")
     rows = [[part, size(count), f"{count / total:.1%}"] for part, count in sizes.items()]
-    return Section(
-        "sizes", "Sizes", lead, [Picture(lead, picture)], [Table(["part", "bytes", "share"], rows, "as a table")]
-    )
+    return Section("sizes", "Sizes", lead, {lead: picture}, [Table(["part", "bytes", "share"], rows, "as a table")])
 
 
 def _progress(directory: Path) -> list[Section]:
-    """Loss and validation accuracy epoch by epoch, from the log; what was repeated, as it was the last time."""
+    """Loss and validation accuracy of every epoch in the log; of one that was repeated, the last time."""
     epochs: dict[tuple[str, int], Mapping[str, Any]] = {}
     for event in read_events(directory):
         if event["event"] == "EpochDone":
@@ -185,13 +177,12 @@ def _progress(directory: Path) -> list[Section]:
     if not epochs:
         return []
     losses = [event["loss"] for event in epochs.values()]
-    held = [event["validation"] for event in epochs.values()]
-    pictures = [
-        Picture("Training loss", figures.lines({"loss": losses}, "epochs, all tasks in a row", "training loss", 0))
-    ]
-    if any(value is not None for value in held):
-        drawn = figures.lines({"validation": held}, "epochs, all tasks in a row", "validation accuracy, %")
-        pictures.append(Picture("Validation accuracy", drawn))
+    validation = [event["validation"] for event in epochs.values()]
+    over = "epochs, all tasks in a row"
+    pictures = {"Training loss": figures.lines({"loss": losses}, over, "training loss", 0)}
+    if any(value is not None for value in validation):
+        drawn = figures.lines({"validation": validation}, over, "validation accuracy, %")
+        pictures["Validation accuracy"] = drawn
     return [Section("learning", "Learning", "Epoch by epoch; every task begins with a jump.", pictures)]
 
 

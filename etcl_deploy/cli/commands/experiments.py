@@ -71,7 +71,8 @@ def compare(
     progress = TrainingProgress(err)
     with progress.bars:
         made = comparing.compare(configs, own, seeds, output, device, progress, progress.note, progress.note, data_root)
-    show(made.as_json(), as_json=as_json, picture=compare_report(made.rows))
+    document = made.as_json()
+    show(document, as_json=as_json, picture=compare_report(document["methods"]))
     if made.failed:
         raise typer.Exit(1)
 
