@@ -137,7 +137,7 @@ def test_results_on_stdout_progress_on_stderr(tmp_path: Path) -> None:
 def test_eval_shows_what_was_compared_and_which_heads_changed(learned: Learned) -> None:
     """For a person as tables, for a program in full; the run's digest is that of what was learned."""
     shown = etcl("eval", learned.directory).stdout
-    for word in ("Similarity", "held against", "gap", "upright-a", "Heads improved", "own answers"):
+    for word in ("Similarity", "compared with", "gap", "upright-a", "Heads improved", "own answers"):
         assert word in shown
     found = answer("eval", learned.directory)
     assert found["method"] == "etcl"

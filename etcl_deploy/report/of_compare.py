@@ -17,12 +17,17 @@ from etcl_deploy.settings import flat
 
 BARS = {
     "acc": ("Accuracy", "ACC, %", "{:.2f}", "Mean test accuracy of all tasks at the end."),
-    "fwt": ("Forward transfer", "FWT", "{:+.3f}", "How much better tasks are learned than by a network of their own."),
+    "fwt": (
+        "Forward transfer",
+        "FWT",
+        "{:+.3f}",
+        "How much better tasks are learned than by a separate network for each.",
+    ),
     "bwt": (
         "Backward transfer",
         "BWT",
         "{:+.3f}",
-        "What later tasks gave to earlier ones; below zero it is forgetting.",
+        "What later tasks added to earlier ones; a value below zero is forgetting.",
     ),
 }
 
@@ -47,7 +52,7 @@ def compare_page(directory: Path) -> Page:
 
 def _table(methods: Sequence[Mapping[str, Any]]) -> Section:
     table = Table(COMPARE_COLUMNS, [compare_cells(row) for row in methods])
-    lead = "Mean and deviation over the seeds. Size is what it takes to predict all tasks."
+    lead = "Mean and deviation over the seeds. Size is what all tasks together need to predict."
     return Section("table", "Methods", lead, tables=[table])
 
 
@@ -82,7 +87,7 @@ def _settings(configs: Mapping[str, Mapping[str, Any]], runs: Sequence[Mapping[s
     versions = {f"{name} {version}" for run in runs for name, version in run["versions"].items()}
     lead = f"Learned with {', '.join(sorted(versions))}."
     if apart:
-        lead += " The table says in what the methods differ; the text below, what they share."
+        lead += " The table shows the settings that differ, the text below those that all methods share."
     rows = [[method, *(str(own[key]) for key in apart)] for method, own in settings.items()]
     tables = [Table(["method", *apart], rows)] if apart else []
     return Section("settings", "Settings and versions", lead, tables=tables, text=json.dumps(shared, indent=2))

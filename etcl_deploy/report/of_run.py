@@ -73,7 +73,7 @@ def _accuracy(summary: Mapping[str, Any]) -> Section:
         [f"{task + 1} {name}", *("" if n < task else shown(matrix[n][task]) for n in range(len(matrix)))]
         for task, name in enumerate(names)
     ]
-    lead = "Test accuracy of every task after each one was learned. A row that fades would be forgetting."
+    lead = "Test accuracy of every task after each one was learned. A row whose values fall shows forgetting."
     return Section("accuracy", "Accuracy", lead, {lead: picture}, [Table(head, rows, "as a table")])
 
 
@@ -83,8 +83,8 @@ def _curves(summary: Mapping[str, Any]) -> list[Section]:
     if len(names) < 2:
         return []
     lead = (
-        "The same over time: each line begins where its task was learned. It stays level where nothing is forgotten, "
-        "and rises where later tasks help. The colours go from blue, the first, to red, the last."
+        "Each line begins where its task was learned. It stays level where nothing is forgotten and rises where later "
+        "tasks help. Colours go from blue, the first task, to red, the last."
     )
     sections = [Section("over-time", "Accuracy over time", lead, {lead: figures.task_curves(matrix, names)})]
     change = {
@@ -92,7 +92,7 @@ def _curves(summary: Mapping[str, Any]) -> list[Section]:
         for n, name in enumerate(names[:-1])
     }
     if any(change.values()):
-        lead = "What later tasks gave to, or took from, each earlier one, in points of accuracy."
+        lead = "What later tasks added to, or took from, the accuracy of each earlier one, in points."
         if len(change) > MANY:
             largest = sorted(change, key=lambda name: -abs(change[name] or 0))[:MANY]
             change = {name: value for name, value in change.items() if name in largest}
@@ -113,22 +113,22 @@ def _similarity(summary: Mapping[str, Any]) -> list[Section]:
         place = names.index(task), names.index(pair["task"])
         gaps[place], marked[place] = pair["gap"], pair["similar"]
     lead = (
-        "How much closer an earlier task's sub-network brings a new task than it was by nature (the gap). "
-        "Framed: taken for similar, so that one helps the other."
+        "The gap: how much closer two tasks are in the sub-network of the earlier one than in an untrained network. "
+        "Frames mark tasks that were found similar, so that one helps the other."
     )
     picture = figures.heat_map(
         gaps,
         names,
         label="gap",
         rows="new task",
-        columns="held against",
+        columns="compared with",
         limits=(min(0.0, float(np.nanmin(gaps))), max(1.0, float(np.nanmax(gaps)))),
         marked=marked,
         form="{:.2f}",
     )
     tables = []
     if len(names) <= MANY:  # `etcl eval --json` has them all
-        head = ["task", "held against", "distance", "untrained", "gap", "similar", "reason"]
+        head = ["task", "compared with", "distance", "untrained", "gap", "similar", "reason"]
         rows = []
         for task, pair in pairs:
             numbers = (f"{pair[key]:.3f}" for key in ("distance", "original", "gap"))
@@ -153,14 +153,16 @@ def _masks(stored: StoredRun) -> list[Section]:
     )
     shares = [100 * share for share in used_over_time(states)]
     used = figures.lines({"in use": shares}, "tasks learned", "weights in use, %", 0)
-    lead = "Of the weights two tasks use, the share both do; and how much of the backbone some task uses."
+    lead = (
+        "Of the weights that either of two tasks uses, the share that both use; and the share of the backbone in use."
+    )
     return [Section("masks", "Masks", lead, {"Overlap of masks": overlaps, "Weights in use over time": used})]
 
 
 def _sizes(stored: StoredRun) -> Section:
     sizes = needed_bytes(stored.run.network)
     total = sum(sizes.values())
-    lead = f"What it takes to predict all tasks: {size(total)}, weights in single precision, a bit a weight for masks."
+    lead = f"All tasks need {size(total)} to predict: weights in single precision, masks of one bit per weight."
     picture = figures.bars({part: count / 1e6 for part, count in sizes.items()}, "MB", "{:.2f}")
     rows = [[part, size(count), f"{count / total:.1%}"] for part, count in sizes.items()]
     return Section("sizes", "Sizes", lead, {lead: picture}, [Table(["part", "bytes", "share"], rows, "as a table")])

@@ -132,8 +132,8 @@ def data_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
         if row["place"]:
             parts.append(Text.assemble(("✓ ", GOOD), plain(f"{row['title']}: {row['place']}")))
             if row["partial"]:
-                parts.append(plain(f"  a part of it: {row['partial']}", QUIET))
-                parts.append(plain(f"  all of it belongs in {row['folder']}; {how}", QUIET))
+                parts.append(plain(f"  only a part of it: {row['partial']}", QUIET))
+                parts.append(plain(f"  the whole of it belongs in {row['folder']}; {how}", QUIET))
             continue
         parts.append(Text.assemble(("✗ ", BAD), plain(f"{row['title']} is missing: {', '.join(row['missing'])}")))
         if row["pickled"]:
@@ -145,7 +145,7 @@ def data_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 def transfer_report(summary: Mapping[str, Any]) -> RenderableType:
     """For each task: the tasks it was compared with, why they are similar or not, and the heads it improved."""
-    compared = table("task", "held against", ">distance", ">untrained", "similar", "reason", title="Similarity")
+    compared = table("task", "compared with", ">distance", ">untrained", "similar", "reason", title="Similarity")
     for name, rows in summary["comparisons"].items():
         for number, row in enumerate(rows):
             verdict = Text("yes", GOOD) if row["similar"] else Text("no", QUIET)
