@@ -1,4 +1,4 @@
-"""The command `etcl`: its parts, in the order of their use, and how an error looks."""
+"""The command `etcl`: its commands in the order of their use, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ app.add_typer(experiments.data, name="data")
 
 
 def main() -> None:
-    """Run `etcl`; what is at fault in the input is one line and exit code 1, a traceback only with --debug."""
+    """Run `etcl`. An error is one line and exit code 1; only --debug shows the traceback."""
     arguments = [word for word in sys.argv[1:] if word != "--debug"]
     try:
         app(arguments, prog_name="etcl")
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def explain(error: Exception) -> str:
-    """One line about what went wrong."""
+    """The error in one line."""
     if isinstance(error, EtclError | OSError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
@@ -71,7 +71,7 @@ def explain(error: Exception) -> str:
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and end."""
+    """Print the version and exit."""
     if wanted:
         from etcl_deploy import __version__
 
@@ -81,7 +81,9 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show it.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback for errors; works anywhere.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
 ) -> None:
     """Learn, bundle, serve, export."""

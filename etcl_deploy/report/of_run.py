@@ -162,7 +162,7 @@ def _masks(stored: StoredRun) -> list[Section]:
 def _sizes(stored: StoredRun) -> Section:
     sizes = needed_bytes(stored.run.network)
     total = sum(sizes.values())
-    lead = f"All tasks need {size(total)} to predict: weights in single precision, masks of one bit per weight."
+    lead = f"Predicting all tasks takes {size(total)}: weights in single precision, masks of one bit per weight."
     picture = figures.bars({part: count / 1e6 for part, count in sizes.items()}, "MB", "{:.2f}")
     rows = [[part, size(count), f"{count / total:.1%}"] for part, count in sizes.items()]
     return Section("sizes", "Sizes", lead, {lead: picture}, [Table(["part", "bytes", "share"], rows, "as a table")])
