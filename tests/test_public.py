@@ -8,7 +8,7 @@ import etcl_deploy
 
 
 def test_public_names_are_sorted_and_documented() -> None:
-    """Everything in __all__ exists, is documented, and is in order."""
+    """Every name in __all__ exists and has a docstring."""
     assert etcl_deploy.__all__ == sorted(etcl_deploy.__all__)
     for name in etcl_deploy.__all__:
         assert getattr(etcl_deploy, name).__doc__, name
@@ -24,11 +24,11 @@ def test_importing_the_package_is_light() -> None:
 
 
 def test_the_export_is_within_reach() -> None:
-    """`import etcl_deploy` is enough for etcl_deploy.export.to_onnx.export_task."""
+    """After `import etcl_deploy`, etcl_deploy.export.to_onnx.export_task can be used."""
     code = "import etcl_deploy; assert callable(etcl_deploy.export.to_onnx.export_task)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_version_is_the_distributions() -> None:
-    """One version, in the package and in its metadata."""
+    """The package and its metadata state the same version."""
     assert metadata("etcl-deploy")["Version"] == etcl_deploy.__version__
