@@ -40,7 +40,12 @@ def test_the_readme_starts_with_the_two_commands() -> None:
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
     """A copy of the tree, with photos of a user."""
-    unwanted = shutil.ignore_patterns(".*", "build", "runs", "*.egg-info", "__pycache__")
+    generated = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__")
+
+    def unwanted(folder: str, names: list[str]) -> set[str]:
+        own_runs = {"runs"} if Path(folder) == ROOT else set()  # etcl_deploy/runs is part of the package
+        return generated(folder, names) | own_runs
+
     shutil.copytree(ROOT, tmp_path, ignore=unwanted, dirs_exist_ok=True)
     generator = torch.Generator().manual_seed(0)
     for task in ("photos/site-a", "photos/site-b", "more-photos/site-c"):
