@@ -12,7 +12,7 @@ import numpy as np
 from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.report import figures
 from etcl_deploy.report.page import Page, Section, Table
-from etcl_deploy.report.tables import shown, size
+from etcl_deploy.report.tables import accuracy_rows, shown, size
 from etcl_deploy.runs.compare import summary_beside
 from etcl_deploy.runs.logs import read_events
 from etcl_deploy.runs.statistics import needed_bytes, overlap, used_over_time
@@ -69,12 +69,9 @@ def _accuracy(summary: Mapping[str, Any]) -> Section:
         limits=(min(low, 90.0), 100.0),
     )
     head = ["task", *(f"after {number + 1}" for number in range(len(names)))]
-    rows = [
-        [f"{task + 1} {name}", *("" if n < task else shown(matrix[n][task]) for n in range(len(matrix)))]
-        for task, name in enumerate(names)
-    ]
+    table = Table(head, accuracy_rows(summary), "as a table")
     lead = "Test accuracy of every task after each one was learned. A row whose values fall shows forgetting."
-    return Section("accuracy", "Accuracy", lead, {lead: picture}, [Table(head, rows, "as a table")])
+    return Section("accuracy", "Accuracy", lead, {lead: picture}, [table])
 
 
 def _curves(summary: Mapping[str, Any]) -> list[Section]:

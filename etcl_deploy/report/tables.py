@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.bar import Bar
@@ -49,11 +49,13 @@ def percent(value: float | None) -> str:
     return shown(value, "{:.1f} %")
 
 
-def table(*columns: str, title: str | None = None) -> PlainTable:
-    """An empty table; columns named with a leading '>' are aligned right."""
+def table(*columns: str, rows: Iterable[Sequence[RenderableType]] = (), title: str | None = None) -> PlainTable:
+    """A table; columns named with a leading '>' are aligned right."""
     made = PlainTable(title=title and plain(title), title_justify="left", title_style="bold", header_style="bold")
     for column in columns:
         made.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
+    for row in rows:
+        made.add_row(*row)
     return made
 
 
@@ -68,14 +70,12 @@ def facts(**values: str) -> Text:
 
 def run_report(summary: Mapping[str, Any]) -> RenderableType:
     """The accuracy matrix of a run, ACC, BWT, FWT, the share claimed and the time."""
-    names, rows = summary["tasks"], summary["matrix"]
-    # Up to about eight columns fit a terminal; --json has the whole matrix.
-    whole = len(names) <= 8
-    matrix = table("task", *((f">after {i + 1}" for i in range(len(names))) if whole else (">learned", ">now")))
-    for i, name in enumerate(names):
-        values = [row[i] if i < len(row) else None for row in rows] if whole else [rows[i][i], rows[-1][i]]
-        empty = [""] * i if whole else []  # not learned yet; a "-" is an accuracy that could not be measured
-        matrix.add_row(f"{i + 1} {name}", *empty, *map(shown, values[len(empty) :]))
+    rows = accuracy_rows(summary)
+    if len(rows) <= 8:
+        matrix = table("task", *(f">after {number + 1}" for number in range(len(rows))), rows=rows)
+    else:  # more columns do not fit a terminal; --json has the whole matrix
+        ends = [[row[0], row[number + 1], row[-1]] for number, row in enumerate(rows)]
+        matrix = table("task", ">learned", ">now", rows=ends)
     line = facts(
         ACC=shown(summary["acc"], "{:.2f} %"),
         BWT=shown(summary["bwt"], "{:+.4f}"),
@@ -90,13 +90,19 @@ def run_report(summary: Mapping[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
+def accuracy_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each task: its name, and its accuracy after every task; empty before it was learned."""
+    matrix = summary["matrix"]
+    return [
+        [f"{task + 1} {name}", *("" if number < task else shown(row[task]) for number, row in enumerate(matrix))]
+        for task, name in enumerate(summary["tasks"])
+    ]
+
+
 def compare_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """A row for each method: mean and deviation over the seeds."""
     first, *others = COMPARE_COLUMNS
-    made = table(first, *(f">{column}" for column in others))
-    for row in rows:
-        made.add_row(*compare_cells(row))
-    return made
+    return table(first, *(f">{column}" for column in others), rows=map(compare_cells, rows))
 
 
 def compare_cells(row: Mapping[str, Any]) -> list[str]:

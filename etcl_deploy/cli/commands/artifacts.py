@@ -69,7 +69,7 @@ def onnx(
     from etcl_deploy.report.tables import onnx_line, onnx_report
 
     if (task is not None) + every + multitask != 1:
-        raise typer.BadParameter("one of --task NAME, --all and --multitask says what to export")
+        raise typer.BadParameter("say what to export with one of --task NAME, --all and --multitask")
     if fp16 and int8:
         raise typer.BadParameter("--fp16 or --int8, not both")
     if int8 and calibration is None:
@@ -79,7 +79,12 @@ def onnx(
     form = Form(opset, "int8" if int8 else "fp16" if fp16 else "fp32", compact)
     with err.status("") as status:
         reports = export_bundle(
-            *(path, output, task, form, calibration, max_loss),
+            path,
+            output,
+            task,
+            form,
+            calibration,
+            max_loss,
             multitask=multitask,
             force=force,
             heard=lambda report: status.update(plain(f"{report.file} is written")),

@@ -41,16 +41,16 @@ def serve(
     if path is None and not (stop or status):
         raise typer.BadParameter("name a bundle to serve, or use --status or --stop")
     chosen = name or (path.stem if path else _only_server(model_store))
-    if path and not (stop or status):
+    if stop:
+        process.stop(server.known(chosen, model_store))
+    if stop or status or path is None:
+        info = server.status(chosen, model_store)
+    else:
         from etcl_deploy.serve.start import ServeOptions, serve_bundle
 
-        bytes_ = None if cache_mb is None else cache_mb * 1_000_000
-        options = ServeOptions(port, workers, bytes_, tuple(pin or ()), prefetch, allow_push)
+        cache_bytes = None if cache_mb is None else cache_mb * 1_000_000
+        options = ServeOptions(port, workers, cache_bytes, tuple(pin or ()), prefetch, allow_push)
         info = serve_bundle(path, chosen, model_store, options).as_json()
-    else:
-        if stop:
-            process.stop(server.known(chosen, model_store))
-        info = server.status(chosen, model_store)
     show(info, as_json=as_json, picture=server_report(info))
     if info["running"]:
         _show_examples(chosen, model_store)
@@ -69,7 +69,9 @@ def _show_examples(name: str, model_store: Path) -> None:
         return
     task = tasks[0]["name"] if isinstance(tasks, list) else "TASK"
     if renewer_of(Path(server.directory)) is None:
-        note("nobody renews its tokens any more, they expire within the hour: stop and start it", "yellow")
+        note(
+            "its tokens are no longer renewed and expire within the hour: stop the server and start it again", "yellow"
+        )
     for title, text in zip(("try it:", "or in Python:"), server.examples(task), strict=True):
         err.print(f"[bold]{title}[/]")
         for line in text.splitlines():
