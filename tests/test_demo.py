@@ -56,10 +56,11 @@ def test_a_demo_may_run_in_any_thread(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.torchserve
-@pytest.mark.parametrize("stage", ["starting TorchServe", "asking TorchServe"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "stage"), [(signal.SIGINT, "starting TorchServe"), (signal.SIGTERM, "asking TorchServe")]
+)
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Signals, stage: str) -> None:
-    """SIGINT and SIGTERM end all processes, while TorchServe starts and while it answers."""
+    """Neither SIGINT nor SIGTERM does, neither while TorchServe starts nor while it answers."""
     process = subprocess.Popen(
         [sys.executable, "-c", SMALL_DEMO, tmp_path],
         stdout=subprocess.PIPE,
