@@ -1,4 +1,4 @@
-"""What a bundle becomes: predictions, a TorchServe archive, ONNX files, a page."""
+"""From a bundle to predictions, a TorchServe archive, ONNX files or a page."""
 
 from __future__ import annotations
 
