@@ -14,7 +14,7 @@ import pytest
 
 from etcl_deploy import demo
 
-# The demo on a network so small that learning takes a few seconds.
+# The demo with a network so small that learning takes seconds.
 SMALL_DEMO = """
 import sys
 from pathlib import Path
@@ -26,15 +26,15 @@ demo.run_demo(Path(sys.argv[1]), lambda event: None, lambda what: print(what, fl
 
 
 def running(workdir: Path) -> set[psutil.Process]:
-    """The server of the demo in `workdir` and its workers, whoever their parents are."""
-    found = set()
+    """The server of the demo in `workdir`, and its workers."""
+    family = set()
     for process in psutil.process_iter():
         try:
             if str(workdir) in " ".join(process.cmdline()) and "ModelServer" in " ".join(process.cmdline()):
-                found |= {process, *process.children(recursive=True)}
+                family |= {process, *process.children(recursive=True)}
         except psutil.Error:
             continue
-    return found
+    return family
 
 
 def alive(processes: set[psutil.Process]) -> list[psutil.Process]:
@@ -42,7 +42,7 @@ def alive(processes: set[psutil.Process]) -> list[psutil.Process]:
 
 
 def test_a_demo_may_run_in_any_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the main one can hear signals; that keeps no other from starting."""
+    """Only the main thread can handle signals; the demo starts in the others too."""
 
     class StartedError(Exception):
         pass
@@ -56,10 +56,11 @@ def test_a_demo_may_run_in_any_thread(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.torchserve
-@pytest.mark.parametrize("stage", ["starting TorchServe", "asking TorchServe"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "stage"), [(signal.SIGINT, "starting TorchServe"), (signal.SIGTERM, "asking TorchServe")]
+)
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path, number: signal.Signals, stage: str) -> None:
-    """While TorchServe starts, and while it answers."""
+    """Neither SIGINT nor SIGTERM does, neither while TorchServe starts nor while it answers."""
     process = subprocess.Popen(
         [sys.executable, "-c", SMALL_DEMO, tmp_path],
         stdout=subprocess.PIPE,

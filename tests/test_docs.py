@@ -1,4 +1,4 @@
-"""What documents say of commands, options, settings and files is so."""
+"""Commands, options, settings and files that documents name exist."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from conftest import ROOT
 from typer.core import TyperCommand, TyperGroup
 
 from etcl_deploy.cli.commands.learning import BACKBONE_HELP, METHOD_HELP
-from etcl_deploy.cli.doctor import PACKAGES
 from etcl_deploy.cli.main import app
 from etcl_deploy.config import Config
 from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.network.backbones import BACKBONES
-from etcl_deploy.settings import flat, tomllib
+from etcl_deploy.settings import flat
 
 PAGES = [
     ROOT / "README.md",
@@ -27,7 +26,7 @@ PAGES = [
 ]
 Command = TyperCommand | TyperGroup
 COMMANDS = typer.main.get_command(app)
-# Options of other programs that pages speak of.
+# Options of other programs that pages name.
 FOREIGN = {
     "--data-binary",
     "--no-deps",
@@ -53,18 +52,18 @@ def options(command: Command) -> set[str]:
 
 def command_of(words: list[str]) -> Command | None:
     """The command that words after `etcl` begin with."""
-    found = COMMANDS
+    command: Command = COMMANDS
     for word in words:
-        if not isinstance(found, TyperGroup):
+        if not isinstance(command, TyperGroup):
             break
-        if word not in found.commands:
+        if word not in command.commands:
             return None
-        found = found.commands[word]
-    return found
+        command = command.commands[word]
+    return command
 
 
 def quoted(text: str) -> list[str]:
-    """Lines of blocks of commands, and what stands between backticks elsewhere."""
+    """The lines of command blocks, and the text between backticks elsewhere."""
     fenced = re.findall(r"^```(?:sh|text)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     indented = re.findall(r"^    (etcl .*)$", text, re.MULTILINE)
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -73,7 +72,7 @@ def quoted(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_and_option_is_there(page: Path) -> None:
-    """Of a command what stands behind it, of an option by itself one command at least."""
+    """A quoted command has the options quoted with it; an option quoted alone belongs to some command."""
     everything = {"--help"}.union(
         *(options(command_of([name]) or COMMANDS) for name in COMMANDS.commands), options(COMMANDS)
     )
@@ -95,7 +94,7 @@ def test_every_command_and_option_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_setting_is_there(page: Path) -> None:
-    """Whatever `--set` is shown with."""
+    """Every name that `--set` is shown with is a setting."""
     known = flat(Config().as_json())
     for name in re.findall(r"--set '?(\w+)=", page.read_text("utf-8")):
         assert name in (*known, "name"), f"{page.name}: --set {name}"
@@ -103,25 +102,18 @@ def test_every_setting_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_and_file_is_there(page: Path) -> None:
-    """Links from the page's own folder; scripts, modules and pages from the root or the package."""
+    """Links lead from the folder of the page; scripts, modules and pages from the root or the package."""
     text = page.read_text("utf-8")
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / target).exists(), f"{page.name}: {target}"
     for name in re.findall(r"`(?:python )?((?:[\w-]+/)+[\w.-]+\.(?:py|md|toml|yaml|json|svg))\b", text):
         places = (ROOT / name, ROOT / "etcl_deploy" / name, page.parent / name)
-        if name.split("/")[0] in ("config", "page", "photos", "model-store") or "NAME" in name:  # of no tree of ours
+        if name.split("/")[0] in ("config", "page", "photos", "model-store") or "NAME" in name:  # not of this tree
             continue
         assert any(place.exists() for place in places), f"{page.name}: {name}"
 
 
 def test_help_names_every_method_and_network() -> None:
-    """What `etcl train --help` lists is what there is."""
+    """`etcl train --help` lists every method and backbone."""
     assert set(re.findall(r"\w+", METHOD_HELP)) >= set(METHODS)
     assert set(re.findall(r"\w+", BACKBONE_HELP)) >= set(BACKBONES)
-
-
-def test_doctor_looks_for_every_dependency() -> None:
-    """Those pyproject.toml declares, whatever they are for."""
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
-    names = {re.split(r"[^\w-]", line)[0] for line in declared} - {"tomli", "onnxruntime-gpu"}
-    assert set(PACKAGES) == names

@@ -1,4 +1,4 @@
-"""learn -> bundle -> server, device, browser: all answers equal."""
+"""learn -> bundle -> server, device, browser: all give the same answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ITEMS = 10
 
 @contextmanager
 def opened_page(learned: Learned, folder: Path) -> Iterator[Any]:
-    """The page in a browser; None where there is none, or no npm to make it with."""
+    """The page in a browser; None without a browser, or without npm."""
     if CHROMIUM is None or shutil.which("npm") is None:
         yield None
         return
@@ -45,13 +45,13 @@ def opened_page(learned: Learned, folder: Path) -> Iterator[Any]:
 
 def in_browser(page: Any, images: Tensor, number: int) -> np.ndarray:
     asked = "([image, task]) => import('./app.js').then((app) => app.ask(Uint8Array.from(image), task))"
-    found = [page.evaluate(asked, [image.flatten().tolist(), number])["scores"] for image in images]
-    return np.array(found, np.float32)
+    scores = [page.evaluate(asked, [image.flatten().tolist(), number])["scores"] for image in images]
+    return np.array(scores, np.float32)
 
 
 @pytest.mark.torchserve
 def test_the_same_image_gets_the_same_answer_everywhere(learned: Learned, tmp_path: Path) -> None:
-    """Network, Predictor, TorchServe, ONNX, compact, multitask, edge, browser: same class, scores within 1e-5."""
+    """Every way to ask gives the class of the network, and its scores within 1e-5."""
     archive(learned.path, "digits", tmp_path)
     export_multitask(learned.bundle, tmp_path / "all.onnx")
     predictor, whole, switched = Predictor(learned.bundle), session(tmp_path / "all.onnx"), Model(tmp_path / "all.onnx")
@@ -71,7 +71,7 @@ def test_the_same_image_gets_the_same_answer_everywhere(learned: Learned, tmp_pa
                 "edge": Model(tmp_path / "plain.onnx").predict(files),
                 "edge, switched": switched.predict(files, task.name),
             }
-            ways = {way: np.array([list(one.scores.values()) for one in found]) for way, found in answers.items()}
+            ways = {way: np.array([list(one.scores.values()) for one in given]) for way, given in answers.items()}
             ways["ONNX"] = session(tmp_path / "plain.onnx").run(None, {"image": pixels})[0]
             ways["compact"] = session(tmp_path / "compact.onnx").run(None, {"image": pixels})[0]
             ways["multitask"] = whole.run(None, {"image": pixels, "task_id": np.array(number)})[0]

@@ -1,7 +1,8 @@
-"""Reports in a real browser: wide and narrow, light and dark, printed."""
+"""Report pages in a real browser: wide and narrow, light and dark."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -22,13 +23,13 @@ SMALL = {"backbone": "fcn3", "width": 8, "size": 8, "channels": 1, "epochs": 1, 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with started_browser() as found:
-        yield found
+    with started_browser() as chromium:
+        yield chromium
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages of a run of five tasks, one of thirty-five, one of a single task, and of a comparison."""
+    """Pages of runs with one, five and thirty-five tasks, and of a comparison."""
     root = tmp_path_factory.mktemp("pages")
     chance = np.random.default_rng(0)
     images, labels = chance.integers(0, 256, (60, 8, 8)).astype(np.uint8), np.arange(60) % 3
@@ -48,7 +49,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def opened(browser: Any, page: Path, width: int, scheme: str) -> tuple[Any, list[str]]:
-    """The page, and what it asked the network for or complained about."""
+    """The page, its requests to the network and its messages on the console."""
     tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     heard: list[str] = []
     tab.on("request", lambda request: heard.append(request.url))
@@ -60,7 +61,7 @@ def opened(browser: Any, page: Path, width: int, scheme: str) -> tuple[Any, list
 @pytest.mark.parametrize("name", ["single", "five", "many", "side"])
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (360, "dark")])
 def test_a_page_is_drawn(browser: Any, pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
-    """Nothing sticks out, every picture has a size, and its words stand out from the page."""
+    """Nothing is wider than the page, every chart has a size, and text contrasts with the background."""
     tab, heard = opened(browser, pages[name], width, scheme)
     assert heard == []
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
@@ -75,31 +76,22 @@ def test_a_page_is_drawn(browser: Any, pages: dict[str, Path], name: str, width:
     tab.close()
 
 
-def texts(tab: Any, section: str) -> list[str]:
-    found: list[str] = tab.evaluate(f"[...document.querySelectorAll('#{section} svg text')].map(t => t.textContent)")
-    return found
-
-
-def test_the_matrix_is_drawn_as_it_is(browser: Any, pages: dict[str, Path]) -> None:
-    """A cell with a number for every task learned so far, after every task; the table says the same."""
+def test_the_table_holds_the_matrix(browser: Any, pages: dict[str, Path]) -> None:
+    """A row for each task, with its accuracy after every task since it was learned."""
     tab, _ = opened(browser, pages["five"], 1200, "light")
     rows = tab.evaluate(
         "[...document.querySelectorAll('#accuracy tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
     )
+    matrix = json.loads((pages["five"].with_suffix("") / "run.json").read_text("utf-8"))["matrix"]
     assert [row[0] for row in rows] == [f"{n + 1} permutation-0{n + 1}" for n in range(5)]
-    numbers = [f"{float(cell):.0f}" for row in rows for cell in row[1:] if cell]
-    assert len(numbers) == 15
-    drawn = texts(tab, "accuracy")
-    for number in set(numbers):
-        assert drawn.count(number) >= numbers.count(number)
-    assert "permutation-03" in texts(tab, "over-time")
-    assert {"backbone", "masks", "heads", "norms"} <= set(texts(tab, "sizes"))
-    assert {"new task", "held against"} <= set(texts(tab, "similarity"))
+    assert [row[n + 1 :] for n, row in enumerate(rows)] == [
+        [f"{later[n]:.1f}" for later in matrix[n:]] for n in range(5)
+    ]
     tab.close()
 
 
 def test_many_tasks_still_read_well(browser: Any, pages: dict[str, Path]) -> None:
-    """Names that can be read, and none on top of another."""
+    """Names are large enough to read, and none overlaps another."""
     tab, _ = opened(browser, pages["many"], 1200, "light")
     boxes = tab.evaluate(
         "[...document.querySelectorAll('#accuracy svg text')].filter(t => t.textContent.includes('permutation'))"
@@ -109,21 +101,4 @@ def test_many_tasks_still_read_well(browser: Any, pages: dict[str, Path]) -> Non
     tops = sorted(boxes)
     assert all(later[0] >= earlier[1] - 2.5 for earlier, later in pairwise(tops))
     assert min(bottom - top for top, bottom in boxes) >= 6
-    tab.close()
-
-
-def test_a_comparison_names_every_method(browser: Any, pages: dict[str, Path]) -> None:
-    """In the table, in the bars, and beside the lines; forward transfer only where it is known."""
-    tab, _ = opened(browser, pages["side"], 1200, "light")
-    names = ["one", "naive", "wsn", "etcl"]
-    assert tab.evaluate("[...document.querySelectorAll('#table tbody tr')].map(r => r.cells[0].textContent)") == names
-    assert set(names) <= set(texts(tab, "acc")) and set(names) <= set(texts(tab, "over-time"))
-    assert set(names[1:]) <= set(texts(tab, "fwt")) and "one" not in texts(tab, "fwt")
-    tab.close()
-
-
-def test_a_page_can_be_printed(browser: Any, pages: dict[str, Path]) -> None:
-    """On paper of the usual size."""
-    tab, _ = opened(browser, pages["five"], 1200, "light")
-    assert tab.pdf(format="A4").startswith(b"%PDF")
     tab.close()

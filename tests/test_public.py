@@ -32,13 +32,17 @@ def public_api() -> str:
 
 
 def _signature(value: Any) -> str:
-    """Its parameters and what it gives; a default that is an object of ours is only said to be there."""
+    """The parameters and the result, as they are written; a default that is an object of ours as three dots."""
     if value is etcl_deploy.EtclError:
         return ""
-    signature = inspect.signature(value)
     plain = (bool, int, float, str, tuple, type(None), type(inspect.Parameter.empty))
+    signature = inspect.signature(value)
     parameters = [
-        parameter if isinstance(parameter.default, plain) else parameter.replace(default=...)
+        parameter.replace(
+            # The types of settings are objects, which config.py has.
+            annotation=parameter.annotation if isinstance(parameter.annotation, str) else inspect.Parameter.empty,
+            default=parameter.default if isinstance(parameter.default, plain) else ...,
+        )
         for parameter in signature.parameters.values()
     ]
     return str(signature.replace(parameters=parameters)).replace("'", "").replace("Ellipsis", "...")
@@ -73,11 +77,11 @@ def test_importing_the_package_is_light() -> None:
 
 
 def test_the_export_is_within_reach() -> None:
-    """`import etcl_deploy` is enough for etcl_deploy.export.to_onnx.export_task."""
+    """After `import etcl_deploy`, etcl_deploy.export.to_onnx.export_task can be used."""
     code = "import etcl_deploy; assert callable(etcl_deploy.export.to_onnx.export_task)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_version_is_the_distributions() -> None:
-    """One version, in the package and in its metadata."""
+    """The package and its metadata state the same version."""
     assert metadata("etcl-deploy")["Version"] == etcl_deploy.__version__

@@ -1,1 +1,1 @@
-"""The command `etcl`: parsing, progress, and what only a person at a terminal asks for."""
+"""The command `etcl`: its options, its progress bars, and the checks of `etcl doctor`."""

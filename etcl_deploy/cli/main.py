@@ -1,4 +1,4 @@
-"""The command `etcl`: its parts, in the order of their use, and how an error looks."""
+"""The command `etcl`: its commands in the order of their use, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ app.add_typer(experiments.data, name="data")
 
 
 def main() -> None:
-    """Run `etcl`; what is at fault in the input is one line and exit code 1, a traceback only with --debug."""
+    """Run `etcl`. An error is one line and exit code 1; only --debug shows the traceback."""
     # Torch's threads sleep while they wait for each other, so that a busy neighbour costs its share and no more. This
     # must be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def explain(error: Exception) -> str:
-    """One line about what went wrong."""
+    """The error in one line."""
     if isinstance(error, EtclError | OSError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
@@ -74,7 +74,7 @@ def explain(error: Exception) -> str:
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and end."""
+    """Print the version and exit."""
     if wanted:
         from etcl_deploy import __version__
 
@@ -84,7 +84,9 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show it.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback for errors; works anywhere.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
 ) -> None:
     """Learn, bundle, serve, export."""

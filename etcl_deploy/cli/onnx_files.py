@@ -1,4 +1,4 @@
-"""From a bundle to files for devices: which files, under which names, compared on which images."""
+"""The files of `etcl onnx`: their names, and the images each is compared on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from etcl_deploy.errors import EtclError, ExportError
 from etcl_deploy.export.to_multitask import MultitaskReport, export_multitask
 from etcl_deploy.export.to_onnx import MAX_LOSS, Examples, Form, OnnxReport, export_task
 
-TEST_SHARE = 0.5  # of images that are not split: one half to calibrate on, one to measure by
-LONGEST = 200  # bytes of a file name, without its ending
-RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # not a file's name on Windows
+TEST_SHARE = 0.5  # of images without a split: half to calibrate on, half to measure accuracy on
+LONGEST = 200  # bytes of a file name without its ending
+RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # reserved on Windows
 
 
 def export_bundle(
@@ -24,55 +24,54 @@ def export_bundle(
     output: Path,
     task: str | None,
     form: Form,
-    calibration: Path | None = None,
-    max_loss: float = MAX_LOSS,
+    calibration: Path | None,
+    max_loss: float,
     *,
-    multitask: bool = False,
-    force: bool = False,
-    heard: Callable[[OnnxReport], None] = lambda report: None,
+    multitask: bool,
+    force: bool,
+    heard: Callable[[OnnxReport], None],
 ) -> Sequence[OnnxReport | MultitaskReport]:
-    """A task of a bundle file as the file `output`; without one every task, in a folder or, `multitask`, in one file.
+    """Export `task` of a bundle file to `output`; without a task all of them, to a folder or, `multitask`, to one file.
 
-    `calibration` is a folder of images to calibrate and compare on; `heard` is told of each file of a folder.
+    `calibration` is a folder of images to calibrate and compare on; `heard` gets the report of each single task.
     """
     bundle = load_bundle(path)
     wanted = list(bundle.tasks) if task is None else [bundle.task(task).name]
     folder = task is None and not multitask
     paths = {name: output / file for name, file in file_names(wanted).items()} if folder else {wanted[0]: output}
-    check_free(paths.values(), path, force=force)
+    check_free(list(paths.values()), path, force=force)
     examples = examples_in(calibration, bundle, wanted) if calibration else lambda task: None
     if multitask:
         return [export_multitask(bundle, output, form, examples)]
     return export_all(bundle, paths, form, examples, max_loss, heard)
 
 
-def check_free(paths: Iterable[Path], bundle: Path, *, force: bool) -> None:
-    """Refuse to write over what is there, unless asked to; over the bundle in any case."""
-    listed = list(paths)
-    for path in listed:
+def check_free(paths: Sequence[Path], bundle: Path, *, force: bool) -> None:
+    """Refuse to replace existing files unless `force`, and the bundle in any case."""
+    for path in paths:
         if path.parent.exists() and not path.parent.is_dir():
             raise ExportError(f"{path.parent} is a file; --all writes to a directory")
         atomic.check_replaceable(path)
         if path.resolve() == bundle.resolve():
             raise ExportError(f"{path} is the bundle itself; name another file")
-    taken = [path for path in listed if path.exists()]
+    taken = [path for path in paths if path.exists()]
     if taken and not force:
         more = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
         raise ExportError(f"{taken[0]}{more} is there already; --force replaces it")
 
 
 def examples_in(folder: Path, bundle: Bundle, tasks: Iterable[str]) -> Examples:
-    """Images with known classes for tasks, from a folder as `etcl train --data` takes it; read when asked for."""
-    found = {source.name: source for source in read_own(folder, TEST_SHARE, 0, None).tasks}
-    missing = [task for task in tasks if task not in found]
+    """The labelled images of each task, from a folder as `etcl train --data` takes it."""
+    sources = {source.name: source for source in read_own(folder, TEST_SHARE, 0, None).tasks}
+    missing = [task for task in tasks if task not in sources]
     if missing:
         expected = f"{folder}/{missing[0]}/<class>/*.png"
         raise ExportError(f"{folder} has no images for task {missing[0]!r}; expected {expected}")
-    return lambda task: found[task].prepared(bundle.preprocessing)
+    return lambda task: sources[task].prepared(bundle.preprocessing)
 
 
 def file_names(tasks: Iterable[str]) -> dict[str, str]:
-    """A name for the file of every task that any file system takes, no two of them the same to any."""
+    """A file name for each task that every file system takes, distinct also where case is ignored."""
     names: dict[str, str] = {}
     taken: set[str] = set()
     for task in tasks:
@@ -96,7 +95,7 @@ def export_all(
     max_loss: float = MAX_LOSS,
     heard: Callable[[OnnxReport], None] = lambda report: None,
 ) -> list[OnnxReport]:
-    """Every task as a file of its own; `heard` is told of each. What is written stays when a later one fails."""
+    """Export each task to a file of its own; files stay when a later task fails."""
     reports: list[OnnxReport] = []
     for task, path in paths.items():
         try:

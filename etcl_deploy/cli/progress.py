@@ -1,8 +1,6 @@
-"""What a person sees while they wait: progress bars for training and downloads."""
+"""Progress bars for training and downloads."""
 
 from __future__ import annotations
-
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -35,7 +33,7 @@ from etcl_deploy.report.tables import GOOD, QUIET, plain
 
 
 class TrainingProgress:
-    """Two bars on a console: tasks of the sequence, epochs of the task at hand."""
+    """Two bars: the tasks of the sequence, and the epochs of the current task."""
 
     def __init__(self, console: Console) -> None:
         self.bars = Progress(
@@ -49,7 +47,7 @@ class TrainingProgress:
             TextColumn("{task.fields[note]}", style=QUIET, markup=False),
             console=console,
             transient=True,
-            disable=not console.is_terminal,  # bars are for eyes; a log gets the lines below
+            disable=not console.is_terminal,  # a log gets only the lines
         )
         self.console = console
         self.position = 0
@@ -78,8 +76,8 @@ class TrainingProgress:
             self.bars.update(self.epochs, total=event.epochs, completed=done)
             self.bars.update(self.sequence, completed=self.position - 1 + done / event.epochs)
         elif isinstance(event, EpochDone):
-            held = "" if event.validation is None else f"  validation {event.validation:.1f} %"
-            self.bars.update(self.epochs, note=f"loss {event.loss:.3f}{held}")
+            validation = "" if event.validation is None else f"  validation {event.validation:.1f} %"
+            self.bars.update(self.epochs, note=f"loss {event.loss:.3f}{validation}")
         elif isinstance(event, TaskDone):
             self.bars.update(self.epochs, visible=False)
             self.bars.update(self.sequence, completed=self.position)
@@ -90,16 +88,16 @@ class TrainingProgress:
             )
 
     def note(self, text: str) -> None:
-        """Say something that stays on the screen."""
+        """Print a line that stays on the screen."""
         self.console.print(plain(text, "yellow"), soft_wrap=True)
 
-    def stage(self, what: str) -> None:
-        """Say what goes on between and after the tasks."""
-        self.bars.reset(self.epochs, description=what, visible=True, total=None, note="")
+    def stage(self, name: str) -> None:
+        """Show what is done between and after the tasks."""
+        self.bars.reset(self.epochs, description=name, visible=True, total=None, note="")
 
 
 class DownloadProgress:
-    """A bar for every file; where nobody watches, a line for every one that is there."""
+    """A bar for each file; in a log, a line for each finished one."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -107,18 +105,9 @@ class DownloadProgress:
         self._files: dict[str, TaskID] = {}
 
     def __call__(self, name: str, done: int, total: int) -> None:
-        """Show how much of a file is there."""
+        """Show how much of a file is downloaded."""
         if name not in self._files:
             self._files[name] = self.bars.add_task(name, total=total)
         self.bars.update(self._files[name], completed=done)
         if self.bars.disable and done == total:
             self.bars.console.print(plain(f"{name}: {total:,} bytes"))
-
-    def __enter__(self) -> DownloadProgress:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()

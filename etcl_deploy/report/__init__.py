@@ -1,1 +1,1 @@
-"""A page to look at: what a run or a comparison came to, in pictures, in one file."""
+"""Results for people: tables for the terminal, and a self-contained HTML page of a run or a comparison."""

@@ -1,4 +1,4 @@
-"""Pictures as SVG that stands inside a page: its text takes the page's colour, light or dark."""
+"""Charts as inline SVG. Text and axes take the colour of the page, light or dark."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-INK = "#010203"  # a colour nothing else has: it becomes the page's own
+INK = "#010203"  # used for nothing else: replaced by the colour of the page
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f", "#a6761d")
 STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
+    "svg.fonttype": "none",  # text stays text: browsers can search it and read it aloud
     "svg.hashsalt": "etcl",
-    "text.parse_math": False,  # a name with dollar signs is a name
+    "text.parse_math": False,  # dollar signs in a name are part of the name
     "font.family": "sans-serif",
     "font.size": 10,
     "text.color": INK,
@@ -33,7 +33,7 @@ STYLE: dict[Any, Any] = {
     "ytick.color": INK,
     "axes.prop_cycle": f"cycler('color', {list(COLOURS)})",
 }
-FEW = 12  # so many tasks can be told apart by name; more are shown by shade
+FEW = 12  # up to this many tasks are labelled by name; more are told apart by shade
 WIDE = 7.2  # inches
 
 Matrix = Sequence[Sequence[float | None]]
@@ -50,7 +50,7 @@ def heat_map(
     marked: np.ndarray | None = None,
     form: str = "{:.0f}",
 ) -> str:
-    """A matrix as shades; nan is left empty, `marked` cells have a frame."""
+    """A matrix as shades of colour; nan is left empty, `marked` cells have a frame."""
     count = len(names)
 
     def draw(axes: Axes) -> None:
@@ -69,7 +69,10 @@ def heat_map(
         axes.set_xlabel(columns)
         axes.set_ylabel(rows)
         if marked is not None:
-            frames = [_frame(row, column) for row, column in np.argwhere(marked)]
+            frames = [
+                Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, fill=False, edgecolor=COLOURS[1], linewidth=1.6)
+                for row, column in np.argwhere(marked)
+            ]
             axes.add_collection(PatchCollection(frames, match_original=True, rasterized=count > 60))
         for (row, column), value in np.ndenumerate(values) if count <= FEW else ():
             if not np.isnan(value):
@@ -85,14 +88,14 @@ def heat_map(
 
 
 def task_curves(matrix: Matrix, names: Sequence[str]) -> str:
-    """The accuracy of each task after every later one."""
+    """A line for each task: its accuracy after every later one."""
 
     def draw(axes: Axes) -> None:
         ends = []
-        shades = colormaps["turbo"](np.linspace(0.1, 0.9, len(names)))  # none so dark or light that a page hides it
+        shades = colormaps["turbo"](np.linspace(0.1, 0.9, len(names)))  # without the shades a dark or light page hides
         for number, name in enumerate(names):
             places = np.arange(number, len(matrix)) + 1
-            values = _numbers([row[number] for row in matrix[number:]])
+            values = np.array([row[number] for row in matrix[number:]], float)
             marker = "o" if len(names) <= FEW or number == len(names) - 1 else ""
             axes.plot(places, values, marker=marker, markersize=3, linewidth=1.2, color=shades[number])
             ends.append((values[-1], name))
@@ -108,13 +111,15 @@ def task_curves(matrix: Matrix, names: Sequence[str]) -> str:
     return _svg(draw, WIDE, 3.6)
 
 
-def bars(values: Mapping[str, tuple[float | None, float | None]], label: str, form: str) -> str:
-    """A bar for each name, with its deviation where there is one, and its value beside it."""
+def bars(
+    values: Mapping[str, float | None], label: str, form: str, deviations: Mapping[str, float | None] | None = None
+) -> str:
+    """A bar for each known value, with the value and its deviation beside it."""
 
     def draw(axes: Axes) -> None:
-        known = {name: (mean, deviation or 0.0) for name, (mean, deviation) in values.items() if mean is not None}
-        places = np.arange(len(known))
-        heights, spread = [mean for mean, _ in known.values()], [deviation for _, deviation in known.values()]
+        known = {name: value for name, value in values.items() if value is not None}
+        places, heights = np.arange(len(known)), list(known.values())
+        spread = [(deviations or {}).get(name) or 0.0 for name in known]
         axes.barh(places, heights, xerr=spread if any(spread) else None, color=COLOURS[0], height=0.6, ecolor=INK)
         axes.set_yticks(places, [_short(name) for name in known], size=10 if len(known) <= FEW else 7)
         axes.invert_yaxis()
@@ -129,12 +134,12 @@ def bars(values: Mapping[str, tuple[float | None, float | None]], label: str, fo
 
 
 def lines(series: Mapping[str, Sequence[float | None]], x: str, y: str, lowest: float | None = None) -> str:
-    """A line for each name over 1, 2, 3, ..."""
+    """A line for each name over 1, 2, 3, ...; None leaves a hole in it."""
 
     def draw(axes: Axes) -> None:
         for name, values in series.items():
             marker = "o" if len(values) < 60 else ""
-            axes.plot(np.arange(len(values)) + 1, _numbers(values), marker=marker, markersize=3, label=name)
+            axes.plot(np.arange(len(values)) + 1, np.array(values, float), marker=marker, markersize=3, label=name)
         if len(series) > 1:
             legend = axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
             for text in legend.get_texts():
@@ -152,18 +157,14 @@ def lines(series: Mapping[str, Sequence[float | None]], x: str, y: str, lowest: 
     return _svg(draw, WIDE, 3.0)
 
 
-def _frame(row: int, column: int) -> Rectangle:
-    return Rectangle((column + 0.06, row + 0.06), 0.88, 0.88, fill=False, edgecolor="#d55e00", linewidth=1.6)
-
-
 def _limit_percent(axes: Axes) -> None:
-    """No percentage is above 100, and a tenth of a point should not look like much."""
+    """End the axis near 100 %, and show at least ten points so that small changes look small."""
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 90.0), min(high, 101.0))
 
 
 def _label_ends(axes: Axes, ends: list[tuple[float, str]], place: int, room: float) -> None:
-    """Names beside the ends of lines, moved down where they would cover each other."""
+    """Write names beside the ends of lines, moved down where they would overlap."""
     height = np.inf
     for value, name in sorted((end for end in ends if not np.isnan(end[0])), reverse=True):
         height = min(value, height - room)
@@ -171,18 +172,13 @@ def _label_ends(axes: Axes, ends: list[tuple[float, str]], place: int, room: flo
         axes.annotate(_short(name), end, (6, 0), textcoords="offset points", va="center", size=8, annotation_clip=False)
 
 
-def _numbers(values: Sequence[float | None]) -> list[float]:
-    """What is not known leaves a hole in a line."""
-    return [np.nan if value is None else value for value in values]
-
-
 def _short(name: str) -> str:
-    """A name that fits beside a picture; what tells names apart often stands at their ends."""
+    """A name that fits beside a chart; the middle is cut, since names often differ at their ends."""
     return name if len(name) <= 18 else f"{name[:9]}…{name[-8:]}"
 
 
 def _svg(draw: Callable[[Axes], None], width: float, height: float) -> str:
-    """The picture as an `<svg>` element as wide as the page lets it be."""
+    """An `<svg>` element that fills the width of the page, up to `width` inches."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         figure.patch.set_alpha(0)
@@ -190,7 +186,7 @@ def _svg(draw: Callable[[Axes], None], width: float, height: float) -> str:
         axes.patch.set_alpha(0)
         draw(axes)
         text = io.StringIO()
-        with warnings.catch_warnings():  # a letter its own font lacks is no matter: the page's font draws it
+        with warnings.catch_warnings():  # the browser draws the text, in its own font
             warnings.filterwarnings("ignore", "Glyph .* missing from")
             figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
@@ -198,4 +194,4 @@ def _svg(draw: Callable[[Axes], None], width: float, height: float) -> str:
     svg = re.sub(r' width="[\d.]+pt"', f' style="width:100%;max-width:{width:.1f}in;height:auto"', svg, count=1)
     svg = re.sub(r' height="[\d.]+pt"', "", svg, count=1)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    return re.sub(r'<g id="[\w.]+">', "<g>", svg)  # names of groups mean nothing, and would be there twice in a page
+    return re.sub(r'<g id="[\w.]+">', "<g>", svg)  # ids would repeat within a page

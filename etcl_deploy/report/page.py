@@ -1,24 +1,16 @@
-"""The page: parts of it as data, and how they become HTML that needs nothing but itself."""
+"""A page as data, and its HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from etcl_deploy.core.templates import fill
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A drawing, and what it shows in words, for those who cannot see it."""
-
-    label: str
-    svg: str
-
-
-@dataclass(frozen=True)
 class Table:
-    """Rows of texts; `folded` names a table that is shown when asked for."""
+    """Rows of texts. With `folded` the table is closed at first and that text opens it."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -32,14 +24,14 @@ class Section:
     id: str
     title: str
     lead: str
-    pictures: Sequence[Picture] = ()
+    pictures: Mapping[str, str] = field(default_factory=dict)  # SVG, by its description for screen readers
     tables: Sequence[Table] = ()
     text: str = ""
 
 
 @dataclass(frozen=True)
 class Page:
-    """All that is on the page."""
+    """Everything on the page."""
 
     title: str
     lead: str

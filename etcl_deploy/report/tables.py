@@ -1,8 +1,8 @@
-"""What a person sees: results as rich tables. Nothing here prints."""
+"""Tables for the terminal. Each is drawn from the document `--json` prints; nothing here prints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.bar import Bar
@@ -10,15 +10,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from etcl_deploy.learn.metrics import shortage
+
 if TYPE_CHECKING:
     from etcl_deploy.learn.run import RunSummary
-    from etcl_deploy.runs.compare import MethodRow, SeedMean
 
 GOOD, BAD, QUIET = "green", "red", "dim"
+COMPARE_COLUMNS = ("method", "seeds", "ACC, %", "FWT", "BWT", "time", "size")
 
 
 class PlainTable(Table):
-    """A table whose cells are shown as they are: names that look like markup or control the terminal do not act."""
+    """A table that shows its cells as they are: no markup, no control characters."""
 
     def add_row(self, *cells: RenderableType | None, style: Any = None, end_section: bool = False) -> None:
         """Add a row of texts."""
@@ -27,12 +29,12 @@ class PlainTable(Table):
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Text without markup, with anything unprintable replaced."""
+    """Text without markup, with unprintable characters replaced."""
     return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text), style)
 
 
 def size(count: float) -> str:
-    """Bytes as a person reads them: 5.21 MB."""
+    """Bytes with a unit: 5.21 MB."""
     for unit in ("B", "kB", "MB"):
         if count < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
@@ -41,7 +43,7 @@ def size(count: float) -> str:
 
 
 def shown(value: float | None, form: str = "{:.1f}") -> str:
-    """A figure in that form; "-" for one that is not known."""
+    """A number in that form; "-" where it is not known."""
     return "-" if value is None else form.format(value)
 
 
@@ -50,11 +52,13 @@ def percent(value: float | None) -> str:
     return shown(value, "{:.1f} %")
 
 
-def table(*columns: str, title: str | None = None) -> PlainTable:
-    """An empty table; columns named with a leading '>' are aligned right."""
+def table(*columns: str, rows: Iterable[Sequence[RenderableType]] = (), title: str | None = None) -> PlainTable:
+    """A table; columns named with a leading '>' are aligned right."""
     made = PlainTable(title=title and plain(title), title_justify="left", title_style="bold", header_style="bold")
     for column in columns:
         made.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
+    for row in rows:
+        made.add_row(*row)
     return made
 
 
@@ -68,15 +72,13 @@ def facts(**values: str) -> Text:
 
 
 def run_report(summary: RunSummary) -> RenderableType:
-    """The accuracy matrix and what is read from it."""
-    names, rows = summary.tasks, summary.matrix
-    # One column a task fits a terminal up to about eight; beyond that the whole matrix is in --json.
-    whole = len(names) <= 8
-    matrix = table("task", *((f">after {i + 1}" for i in range(len(names))) if whole else (">learned", ">now")))
-    for i, name in enumerate(names):
-        values = [row[i] if i < len(row) else None for row in rows] if whole else [rows[i][i], rows[-1][i]]
-        empty = [""] * i if whole else []  # before it was learned; later a "-" is an accuracy nobody could measure
-        matrix.add_row(f"{i + 1} {name}", *empty, *map(shown, values[len(empty) :]))
+    """The accuracy matrix of a run, ACC, BWT, FWT, the share claimed and the time."""
+    rows = accuracy_rows(summary)
+    if len(rows) <= 8:
+        matrix = table("task", *(f">after {number + 1}" for number in range(len(rows))), rows=rows)
+    else:  # more columns do not fit a terminal; --json has the whole matrix
+        ends = [[row[0], row[number + 1], row[-1]] for number, row in enumerate(rows)]
+        matrix = table("task", ">learned", ">now", rows=ends)
     line = facts(
         ACC=shown(summary.acc, "{:.2f} %"),
         BWT=shown(summary.bwt, "{:+.4f}"),
@@ -85,42 +87,42 @@ def run_report(summary: RunSummary) -> RenderableType:
         time=f"{summary.seconds:.0f} s",
     )
     parts: list[RenderableType] = [matrix, line]
-    from etcl_deploy.learn.metrics import shortage
-
     short = shortage(summary.claimed)
     if short:
         parts.append(Text(short, style="yellow"))
     return Group(*parts)
 
 
-def compare_report(rows: Sequence[MethodRow]) -> RenderableType:
-    """A line a method: mean and deviation over the seeds."""
-    made = table("method", ">seeds", ">ACC, %", ">FWT", ">BWT", ">time", ">size")
-    for row in rows:
-        made.add_row(*compare_cells(row))
-    return made
+def accuracy_rows(summary: RunSummary) -> list[list[str]]:
+    """A row for each task: its name, and its accuracy after every task; empty before it was learned."""
+    matrix = summary.matrix
+    return [
+        [f"{task + 1} {name}", *("" if number < task else shown(row[task]) for number, row in enumerate(matrix))]
+        for task, name in enumerate(summary.tasks)
+    ]
 
 
-def compare_cells(row: MethodRow) -> list[str]:
-    """A method's figures in words."""
-    figures = (
-        _figure(row.acc, "{:.2f}"),
-        _figure(row.fwt, "{:+.3f}"),
-        _figure(row.bwt, "{:+.3f}"),
-        _figure(row.seconds, "{:.0f} s"),
-        "-" if row.bytes.mean is None else size(row.bytes.mean),
-    )
-    return [row.method, str(len(row.seeds)), *figures]
+def compare_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A row for each method: mean and deviation over the seeds."""
+    first, *others = COMPARE_COLUMNS
+    return table(first, *(f">{column}" for column in others), rows=map(compare_cells, rows))
 
 
-def _figure(value: SeedMean, form: str) -> str:
-    """A mean with its deviation, if there is one."""
-    deviation = "" if value.deviation is None else f" ± {form.replace('+', '').format(value.deviation)}"
-    return shown(value.mean, form) + deviation
+def compare_cells(row: Mapping[str, Any]) -> list[str]:
+    """The cells of a method, in the order of COMPARE_COLUMNS."""
+    forms = {"acc": "{:.2f}", "fwt": "{:+.3f}", "bwt": "{:+.3f}", "seconds": "{:.0f} s"}
+    figures = (_with_deviation(row[name], form) for name, form in forms.items())
+    count = row["bytes"]["mean"]
+    return [row["method"], str(len(row["seeds"])), *figures, "-" if count is None else size(count)]
+
+
+def _with_deviation(value: Mapping[str, float | None], form: str) -> str:
+    deviation = value["deviation"]
+    return shown(value["mean"], form) + ("" if deviation is None else f" ± {form.replace('+', '').format(deviation)}")
 
 
 def recipes_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """A line a recipe; of its data, what is there and what is not."""
+    """A row for each recipe: what it is, and which of its data is there."""
     made = table("recipe", "what it is", ">tasks", "network", "data")
     for row in rows:
         needed = Text(", ").join(
@@ -132,15 +134,15 @@ def recipes_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def data_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Of every data set where it is, or how to get it."""
+    """Where each data set is, or how to get it."""
     parts: list[RenderableType] = []
     for row in rows:
         how = f"etcl data fetch downloads {size(row['download'])} to it" if row["download"] else row["by_hand"]
         if row["place"]:
             parts.append(Text.assemble(("✓ ", GOOD), plain(f"{row['title']}: {row['place']}")))
             if row["partial"]:
-                parts.append(plain(f"  a part of it: {row['partial']}", QUIET))
-                parts.append(plain(f"  all of it belongs in {row['folder']}; {how}", QUIET))
+                parts.append(plain(f"  only a part of it: {row['partial']}", QUIET))
+                parts.append(plain(f"  the whole of it belongs in {row['folder']}; {how}", QUIET))
             continue
         parts.append(Text.assemble(("✗ ", BAD), plain(f"{row['title']} is missing: {', '.join(row['missing'])}")))
         if row["pickled"]:
@@ -151,16 +153,15 @@ def data_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def transfer_report(summary: RunSummary) -> RenderableType:
-    """For every task what it was compared with and why that was found similar or not; which heads it improved."""
-    compared = table("task", "held against", ">distance", ">untrained", "similar", "reason", title="Similarity")
-    for name, comparisons in summary.comparisons.items():
-        for number, row in enumerate(comparisons):
+    """For each task: the tasks it was compared with, why they are similar or not, and the heads it improved."""
+    compared = table("task", "compared with", ">distance", ">untrained", "similar", "reason", title="Similarity")
+    for name, rows in summary.comparisons.items():
+        for number, row in enumerate(rows):
             verdict = Text("yes", GOOD) if row.similar else Text("no", QUIET)
             distances = (f"{row.distance:.3f}", f"{row.original:.3f}")
             compared.add_row("" if number else name, row.task, *distances, verdict, row.reason)
-    heads = table(
-        "by task", "head of", ">kept", ">moved", ">items before", ">after", ">own answers", title="Heads improved"
-    )
+    columns = ("by task", "head of", ">kept", ">moved", ">items before", ">after", ">own answers")
+    heads = table(*columns, title="Heads improved")
     for name, changes in summary.heads.items():
         for number, change in enumerate(changes):
             accuracies = (percent(change.before), percent(change.after), percent(change.agreement))
@@ -169,7 +170,7 @@ def transfer_report(summary: RunSummary) -> RenderableType:
 
 
 def bundle_report(info: Mapping[str, Any]) -> RenderableType:
-    """Bytes by part, with bars, and by task."""
+    """The bytes of a bundle by part and by task, with bars."""
     title = f"{info['backbone']} bundle, masks {info['encoding']}, weights {info['precision']}"
     parts = table("part", ">bytes", ">of dense", "", title=title)
     total, dense = info["bytes"]["total"], info["separate"]
@@ -192,18 +193,18 @@ def bundle_report(info: Mapping[str, Any]) -> RenderableType:
 
 
 def _beside(count: float, whole: float) -> tuple[str, str, Bar]:
-    """Bytes, their share of a whole, and the share as a bar."""
+    """Bytes, their share of the whole in percent, and as a bar."""
     return size(count), f"{count / whole:.1%}", Bar(whole, 0, count, width=24)
 
 
 def _accuracy(task: Mapping[str, Any]) -> str:
-    """That of a bundled task; and what it was before, where fewer bits may have changed it."""
+    """The accuracy of a bundled task; where a lower precision changed it, also the one before."""
     now, before = (shown(task[key]) for key in ("accuracy", "learned"))
     return now if now == before else f"{before} → {now}"
 
 
 def predictions_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One line an image: class, probability, and the runners-up."""
+    """A row for each image: its class, the probability, and the next three classes."""
     made = table("image", "task", "class", ">probability", "then")
     for row in rows:
         best = sorted(row["scores"].items(), key=lambda item: -item[1])
@@ -213,7 +214,7 @@ def predictions_report(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def onnx_line(report: Mapping[str, Any]) -> str:
-    """What was written for a device, and how it compared."""
+    """One ONNX file: what was written, and how it compares with the bundle."""
     parity, accuracy = report["parity"], report.get("accuracy")
     words = [size(report["bytes"]), f"opset {report['opset']}", report["precision"]]
     words += ["compact"] if report.get("compact") else []
@@ -231,7 +232,7 @@ def onnx_line(report: Mapping[str, Any]) -> str:
 
 
 def onnx_report(reports: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One line a file."""
+    """A row for each ONNX file."""
     made = table("file", "task", ">bytes", ">same class", ">difference", ">accuracy")
     for report in reports:
         parity, accuracy = report["parity"], report["accuracy"]
@@ -244,7 +245,7 @@ def onnx_report(reports: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def demo_report(result: Mapping[str, Any]) -> RenderableType:
-    """Per task: accuracy then and now, how many items each way gave the network's class; then the sizes."""
+    """Accuracies, how many items got the network's class in each way to ask, and sizes."""
     tasks, sizes = result["tasks"], result["bytes"]
     made = table("task", ">learned", ">at end", *(f">{way}" for way in tasks[0]["same"]))
     for task in tasks:
@@ -263,7 +264,7 @@ def demo_report(result: Mapping[str, Any]) -> RenderableType:
 
 
 def server_report(info: Mapping[str, Any]) -> RenderableType:
-    """Where a server is."""
+    """The addresses and files of a server."""
     made = Table.grid(padding=(0, 2))
     for key, value in info.items():
         if value is not None:
@@ -272,7 +273,7 @@ def server_report(info: Mapping[str, Any]) -> RenderableType:
 
 
 def doctor_report(checks: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One line a check."""
+    """A row for each check."""
     made = table("", "what", "found", "how to get it")
     for check in checks:
         missing = Text("✗", BAD) if check["needed"] else Text("-", QUIET)

@@ -1,4 +1,4 @@
-"""From a directory to a page."""
+"""Write the page of a directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from etcl_deploy.runs import compare
 
 
 def write_report(source: Path, output: Path) -> None:
-    """Write the page of a run, or of a comparison, to a file."""
+    """Write the page of a run, or of a comparison, to `output`."""
     atomic.check_replaceable(output)
     page = compare_page(source) if (source / compare.RECORD).exists() else run_page(source)
     atomic.write_bytes(output, page.as_html().encode())

@@ -54,11 +54,6 @@ class MethodRow:
         SeedMean  # what it takes to predict all tasks: fp32 weights, normalization and heads, a bit a weight for masks
     )
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> MethodRow:
-        """The row that the record of a comparison holds."""
-        return cls(values["method"], tuple(values["seeds"]), *(SeedMean(**values[name]) for name in FIGURES))
-
 
 @dataclass(frozen=True)
 class MethodComparison:

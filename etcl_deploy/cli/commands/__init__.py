@@ -1,1 +1,1 @@
-"""What `etcl` can do: every command parses, makes one call and prints. Heavy imports live inside commands."""
+"""The commands. Each parses its options, makes one call and prints; heavy imports are inside functions."""

@@ -1,4 +1,4 @@
-"""From a bundle to answers, and to files other programs use: an archive, ONNX, a page."""
+"""From a bundle to predictions, a TorchServe archive, ONNX files or a page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from etcl_deploy.report.tables import plain
 
 def predict(
     path: BundleFile,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Images.")],
-    task: Annotated[str, typer.Option(help="The task to ask.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Image files.")],
+    task: Annotated[str, typer.Option(help="Name of the task.")],
     as_json: Json = False,
 ) -> None:
-    """Class and scores of images."""
+    """Predict the class and the scores of images."""
     from etcl_deploy.bundle.bundle import load_bundle
     from etcl_deploy.report.tables import predictions_report
     from etcl_deploy.runtime.predictor import Predictor
@@ -31,44 +31,45 @@ def predict(
 
 def archive(
     path: BundleFile,
-    name: Annotated[str, typer.Option(help="The model's name.")],
+    name: Annotated[str, typer.Option(help="Name of the model.")],
     model_store: Store = Path("model_store"),
     as_json: Json = False,
 ) -> None:
-    """NAME.mar for TorchServe, complete: the server needs no etcl_deploy."""
+    """Write NAME.mar for TorchServe; the server needs no etcl_deploy."""
     from etcl_deploy.export.to_mar import archive as write
     from etcl_deploy.report.tables import size
 
     target = write(path, name, model_store)
     result = {"file": str(target), "name": name, "bytes": target.stat().st_size}
-    line = f"{target} ({size(target.stat().st_size)})"
-    show(result, as_json=as_json, picture=line)
+    show(result, as_json=as_json, picture=f"{target} ({size(target.stat().st_size)})")
 
 
 def onnx(
     path: BundleFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, f.onnx; with --all a directory.")],
-    task: Annotated[str | None, typer.Option(help="The task to export.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every task, a file each.")] = False,
-    multitask: Annotated[bool, typer.Option("--multitask", help="All tasks in one file, chosen by `task_id`.")] = False,
-    compact: Annotated[bool, typer.Option("--compact", help="A file that inflates itself when it is loaded.")] = False,
-    fp16: Annotated[bool, typer.Option("--fp16", help="Weights in half precision.")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="Compute in 8 bit; needs --calibration.")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write; with --all, a folder.")],
+    task: Annotated[str | None, typer.Option(help="Export this task.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Export every task to a file of its own.")] = False,
+    multitask: Annotated[
+        bool, typer.Option("--multitask", help="Export one file whose input `task_id` selects the task.")
+    ] = False,
+    compact: Annotated[bool, typer.Option("--compact", help="Store only weights that are not zero.")] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", help="Store weights in half precision.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Compute in 8 bits; needs --calibration.")] = False,
     calibration: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Images, DIR/<task>/<class>/*.png: to calibrate and compare on.")
+        Path | None, typer.Option(metavar="DIR", help="Images to calibrate and compare on: DIR/<task>/<class>/*.png.")
     ] = None,
-    max_loss: Annotated[float, typer.Option(min=0, help="Points of accuracy --int8 may cost.")] = 1.0,
-    opset: Annotated[int, typer.Option(help="Of ONNX; 17 or later.")] = 17,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    max_loss: Annotated[float, typer.Option(min=0, help="Accuracy that --int8 may cost, in percentage points.")] = 1.0,
+    opset: Annotated[int, typer.Option(help="ONNX operator set version, 17 or later.")] = 17,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Tasks as stand-alone ONNX files, each compared with the bundle before it is kept."""
+    """Export tasks as stand-alone ONNX files, each compared with the bundle before it is kept."""
     from etcl_deploy.cli.onnx_files import export_bundle
     from etcl_deploy.export.to_onnx import Form
     from etcl_deploy.report.tables import onnx_line, onnx_report
 
     if (task is not None) + every + multitask != 1:
-        raise typer.BadParameter("one of --task NAME, --all and --multitask says what to export")
+        raise typer.BadParameter("say what to export with one of --task NAME, --all and --multitask")
     if fp16 and int8:
         raise typer.BadParameter("--fp16 or --int8, not both")
     if int8 and calibration is None:
@@ -78,26 +79,34 @@ def onnx(
     form = Form(opset, "int8" if int8 else "fp16" if fp16 else "fp32", compact)
     with err.status("") as status:
         reports = export_bundle(
-            *(path, output, task, form, calibration, max_loss),
+            path,
+            output,
+            task,
+            form,
+            calibration,
+            max_loss,
             multitask=multitask,
             force=force,
             heard=lambda report: status.update(plain(f"{report.file} is written")),
         )
-    found = [asdict(report) for report in reports]
-    show(found if every else found[0], as_json=as_json, picture=onnx_report(found) if every else onnx_line(found[0]))
+    documents = [asdict(report) for report in reports]
+    if every:
+        show(documents, as_json=as_json, picture=onnx_report(documents))
+    else:
+        show(documents[0], as_json=as_json, picture=onnx_line(documents[0]))
 
 
 def web(
     path: BundleFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.")],
-    title: Annotated[str | None, typer.Option(help="Of the page; else the bundle's name.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write.")],
+    title: Annotated[str | None, typer.Option(help="Title of the page; default: the name of the bundle.")] = None,
     runtime: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="onnxruntime-web's archive, where npm cannot fetch it.")
+        Path | None, typer.Option(metavar="FILE", help="The archive of onnxruntime-web, where npm cannot fetch it.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
     as_json: Json = False,
 ) -> None:
-    """A static page that runs the tasks in a browser, offline."""
+    """Write a static page that runs the tasks in a browser, offline."""
     from etcl_deploy.bundle.bundle import load_bundle
     from etcl_deploy.export.web.site import write_site
     from etcl_deploy.report.tables import size

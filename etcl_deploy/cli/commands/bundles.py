@@ -1,4 +1,4 @@
-"""Bundles: made from a run, looked into, checked, and brought up to date."""
+"""Bundles: write, inspect, verify and update them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Annotated, Literal
 
 import typer
 
-from etcl_deploy.cli.commands.console import BundleFile, DataRoot, Json, err, show
-from etcl_deploy.report.tables import plain
+from etcl_deploy.cli.commands.console import BundleFile, DataRoot, Json, note, show
 
 Encoding = Annotated[
-    Literal["coded", "packed"], typer.Option(help="Masks: small, to be shipped, or a bit a weight, to be mapped.")
+    Literal["coded", "packed"],
+    typer.Option(help="coded: smallest, for shipping; packed: a bit per weight and task, for serving."),
 ]
 Precision = Annotated[
     Literal["fp32", "fp16", "int8"] | None,
-    typer.Option(help="Weights and heads of a run, fp32 unless said; below that accuracy is measured again."),
+    typer.Option(help="Precision of weights and heads, default fp32; below fp32 accuracies are measured again."),
 ]
 
 
 def bundle(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory; or a bundle, to be encoded anew.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, x.etcl.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or a bundle to encode again.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write (x.etcl).")],
     encoding: Encoding = "coded",
     precision: Precision = None,
     data_root: DataRoot = None,
@@ -40,17 +40,13 @@ def bundle(
         save(output, to_bytes(whole, encoding))
     else:
         stored, kept = load_run(run), precision or "fp32"
-        tasks = [] if kept == "fp32" else tasks_of(stored, _note, data_root)
+        tasks = [] if kept == "fp32" else tasks_of(stored, note, data_root)
         bundle_run(stored, output, encoding, kept, {task.name: task.test for task in tasks})
     inspect(output, as_json)
 
 
-def _note(text: str) -> None:
-    err.print(plain(text), soft_wrap=True)
-
-
 def inspect(path: BundleFile, as_json: Json = False) -> None:
-    """What is inside a bundle: bytes by part and by task."""
+    """Show what is inside a bundle: bytes by part and by task."""
     from etcl_deploy.bundle.bundle import load_bundle
     from etcl_deploy.bundle.summary import summarize
     from etcl_deploy.report.tables import bundle_report
@@ -60,7 +56,7 @@ def inspect(path: BundleFile, as_json: Json = False) -> None:
 
 
 def verify(path: BundleFile, as_json: Json = False) -> None:
-    """Check every digest of a bundle, and that every task can be decoded."""
+    """Check every digest of a bundle, and decode every task."""
     from etcl_deploy.bundle.bundle import load_bundle
 
     loaded = load_bundle(path)
@@ -71,12 +67,12 @@ def verify(path: BundleFile, as_json: Json = False) -> None:
 
 
 def delta(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="A bundle that is out there.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="A bundle of the same run with further tasks.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="The bundle that users have.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="A later bundle of the same run.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The delta to write.")],
     as_json: Json = False,
 ) -> None:
-    """Write what later tasks added to a bundle, to be applied to the old one."""
+    """Write the difference between two bundles of one run."""
     from etcl_deploy.bundle.delta import write_delta
     from etcl_deploy.report.tables import size
 
@@ -88,11 +84,11 @@ def delta(
 
 def apply(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="The bundle the delta was made for.")],
-    change: Annotated[Path, typer.Argument(metavar="DELTA", help="What `etcl delta` wrote.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, x.etcl.")],
+    change: Annotated[Path, typer.Argument(metavar="DELTA", help="The delta that `etcl delta` wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write (x.etcl).")],
     as_json: Json = False,
 ) -> None:
-    """Make the new bundle of an old one and a delta, byte for byte."""
+    """Rebuild the new bundle from the old one and a delta, byte for byte."""
     from etcl_deploy.bundle.bundle import save
     from etcl_deploy.bundle.delta import apply_delta
 

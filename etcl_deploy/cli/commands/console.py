@@ -1,4 +1,4 @@
-"""What the commands share: options that mean the same everywhere, and how results are shown."""
+"""Options that several commands share, and how results are shown."""
 
 from __future__ import annotations
 
@@ -19,40 +19,47 @@ out = Console()
 err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-BundleFile = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle, x.etcl.")]
+BundleFile = Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle file (x.etcl).")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 Device = Annotated[
-    Literal["auto", "cpu", "cuda"], typer.Option(help="Where to learn; auto takes CUDA if there is one.")
+    Literal["auto", "cpu", "cuda"], typer.Option(help="Device to learn on; auto uses CUDA if there is any.")
 ]
-DataRoot = Annotated[Path | None, typer.Option(help="Where recipes find their data; else $ETCL_DATA.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config field.")]
-Store = Annotated[Path, typer.Option("--model-store", help="Where archives and servers live.")]
+DataRoot = Annotated[Path | None, typer.Option(help="Folder with the data of recipes; default: $ETCL_DATA.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any field of the configuration.")
+]
+Store = Annotated[Path, typer.Option("--model-store", help="Folder for archives and servers.")]
 
 
 def settings_of(pairs: list[str] | None, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings given as `--set key=value` and by options of their own, which go first."""
+    """Settings from `--set key=value` and from options of their own, which take precedence."""
     from etcl_deploy.settings import parse_settings
 
     return parse_settings(pairs or []) | {key: value for key, value in named.items() if value is not None}
 
 
 def config_of(recipe: str | None, data: Path | None, values: Mapping[str, Any]) -> Config:
-    """The settings of a recipe, or of the user's own data, some of them changed."""
+    """The settings of a recipe, or the defaults for the user's own data, changed by `values`."""
     from etcl_deploy.config import Config
     from etcl_deploy.settings import load_recipe
 
     if (recipe is None) == (data is None):
         raise typer.BadParameter("name a recipe, or your own data with --data DIR (not both)")
-    if "sequence" in values:  # whatever it is now, it is no longer what the recipe is known for
+    if "sequence" in values:  # it is no longer that recipe
         values = {"recipe": None, **values}
     return (load_recipe(recipe, values.get("method")) if recipe else Config()).with_values(values)
 
 
 def show(value: Any, *, as_json: bool, picture: RenderableType) -> None:
-    """A result on stdout, for a program or for a person."""
+    """Print a result on stdout, for a program or for a person."""
     if as_json:
         print(json.dumps(value, indent=2, allow_nan=False))
     elif isinstance(picture, str):
         out.print("[green]✓[/]", plain(picture), soft_wrap=True, highlight=False)
     else:
         out.print(picture)
+
+
+def note(text: str, style: str = "") -> None:
+    """Print a remark on stderr, as it is."""
+    err.print(plain(text, style), soft_wrap=True, highlight=False)

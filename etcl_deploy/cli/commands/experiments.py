@@ -1,4 +1,4 @@
-"""Experiments: recipes, the data they need, methods side by side, and a page to look at."""
+"""Experiments: recipes, their data, comparisons of methods, and the report page."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import typer
 
 from etcl_deploy.cli.commands.console import DataRoot, Device, Json, SetOption, config_of, err, settings_of, show
 
-Recipe = Annotated[str, typer.Argument(help="A named experiment; `etcl recipes` lists them.")]
+Recipe = Annotated[str, typer.Argument(help="A recipe (`etcl recipes` lists them) or a TOML file.")]
 
-data = typer.Typer(help="What a recipe needs, and how to get it.", no_args_is_help=True)
+data = typer.Typer(help="Check and download the data of a recipe.", no_args_is_help=True)
 
 
 def recipes(data_root: DataRoot = None, as_json: Json = False) -> None:
-    """The named experiments: network, tasks, data needed and whether it is there."""
+    """List the recipes: tasks, network, and which of their data is there."""
     from etcl_deploy.data.inventory import list_recipes
     from etcl_deploy.report.tables import recipes_report
 
@@ -25,7 +25,7 @@ def recipes(data_root: DataRoot = None, as_json: Json = False) -> None:
 
 @data.command()
 def check(recipe: Recipe, data_root: DataRoot = None, as_json: Json = False) -> None:
-    """What is there, what is missing, and where to get it."""
+    """Show which data is there, what is missing, and where to get it."""
     from etcl_deploy.data.inventory import check_recipe
     from etcl_deploy.report.tables import data_report
 
@@ -37,30 +37,31 @@ def check(recipe: Recipe, data_root: DataRoot = None, as_json: Json = False) -> 
 
 @data.command()
 def fetch(recipe: Recipe, data_root: DataRoot = None, as_json: Json = False) -> None:
-    """Download what is missing, verified by digest; what was cut off goes on where it stopped."""
+    """Download missing data and verify its digests; a download that was cut off goes on where it stopped."""
     from etcl_deploy.cli.progress import DownloadProgress
     from etcl_deploy.data.fetch import fetch_recipe
     from etcl_deploy.report.tables import data_report
 
-    with DownloadProgress(err) as progress:
+    progress = DownloadProgress(err)
+    with progress.bars:
         rows = fetch_recipe(recipe, data_root, progress)
     show(rows, as_json=as_json, picture=data_report(rows))
 
 
 def compare(
-    recipe: Annotated[str | None, typer.Argument(help="A named experiment, or --data DIR.")] = None,
-    methods: Annotated[str, typer.Option(help="Names, with commas between.")] = "one,wsn,etcl",
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds each learns with, from 0.")] = 3,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where runs and tables are kept.")] = Path("compare"),
-    own: Annotated[Path | None, typer.Option("--data", help="Your own tasks instead of a recipe.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
-    tasks: Annotated[int | None, typer.Option(help="Only the first N tasks.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="A recipe; or use --data.")] = None,
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "one,wsn,etcl",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds for each method, from 0.")] = 3,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for runs and tables.")] = Path("compare"),
+    own: Annotated[Path | None, typer.Option("--data", help="Your own tasks, as `etcl train` takes them.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data of each task.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Learn only the first N tasks.")] = None,
     device: Device = "auto",
     settings: SetOption = None,
     data_root: DataRoot = None,
     as_json: Json = False,
 ) -> None:
-    """Methods by seeds, the same budget for each; goes on where it stopped."""
+    """Compare methods on the same tasks, with the same budget and several seeds; goes on where it stopped."""
     from etcl_deploy.cli.progress import TrainingProgress
     from etcl_deploy.report.tables import compare_report
     from etcl_deploy.runs import compare as comparing
@@ -73,22 +74,20 @@ def compare(
     with progress.bars:
         session = Session(device, progress, progress.note, data_root=data_root)
         made = comparing.compare(configs, output, data=own, seeds=seeds, session=session)
-    show(made.as_json(), as_json=as_json, picture=compare_report(made.rows))
+    document = made.as_json()
+    show(document, as_json=as_json, picture=compare_report(document["methods"]))
     if made.failed:
         raise typer.Exit(1)
 
 
 def report(
-    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or one that `etcl compare` made.")],
+    source: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the folder of `etcl compare`.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     as_json: Json = False,
 ) -> None:
-    """One self-contained page: accuracy, transfer, similarity, masks, sizes, settings."""
+    """Write one self-contained page: accuracy, transfer, similarity, masks, sizes, settings."""
     from etcl_deploy.report.write import write_report
 
     write_report(source, output)
-    show(
-        {"file": str(output), "bytes": output.stat().st_size},
-        as_json=as_json,
-        picture=f"{output}: open it in a browser",
-    )
+    result = {"file": str(output), "bytes": output.stat().st_size}
+    show(result, as_json=as_json, picture=f"{output}: open it in a browser")
