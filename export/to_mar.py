@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from etcl_deploy.bundle.bundle import load_bundle, to_bytes
+from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.core import atomic
 from etcl_deploy.errors import ExportError
 
@@ -105,7 +105,7 @@ def _contents(bundle: Path, settings: ModelConfig) -> dict[str, bytes]:
 def _packed(path: Path) -> bytes:
     """The bundle with its masks packed: a server maps them, and needs nothing to decode them with."""
     bundle = load_bundle(path)
-    return path.read_bytes() if bundle.encoding == "packed" else to_bytes(bundle, "packed")
+    return path.read_bytes() if bundle.encoding == "packed" else bundle.to_bytes("packed")
 
 
 def _is_current(target: Path, contents: dict[str, bytes]) -> bool:

@@ -14,7 +14,7 @@ from factories import made_bundle
 from test_subnet import bias, conv, norm
 from test_subnet import learned as learned_of
 
-from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
+from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.core.plan import INPUT, Step
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.network.backbones import BACKBONES
@@ -89,7 +89,7 @@ def test_an_item_gets_the_same_bits_alone_and_in_any_batch(learned: Learned) -> 
 def test_processes_share_what_the_first_has_made(tmp_path: Path) -> None:
     """A second engine in the same directory maps the same file; another bundle has its own."""
     path = tmp_path / "x.etcl"
-    path.write_bytes(to_bytes(made_bundle(3), "packed"))
+    path.write_bytes(made_bundle(3).to_bytes("packed"))
     first = OnnxEngine(load_bundle(path), tmp_path)
     (file,) = tmp_path.glob("ready-*.bin")
     stamp = file.stat().st_mtime_ns, file.stat().st_ino
@@ -98,7 +98,7 @@ def test_processes_share_what_the_first_has_made(tmp_path: Path) -> None:
     assert np.array_equal(first._rows.bits, second._rows.bits)
     with pytest.raises(ValueError, match="read-only"):
         second._rows.base[0] = 1
-    path.write_bytes(to_bytes(made_bundle(4), "packed"))
+    path.write_bytes(made_bundle(4).to_bytes("packed"))
     OnnxEngine(load_bundle(path), tmp_path)
     assert len(list(tmp_path.glob("ready-*.bin"))) == 2
     assert not [left for left in tmp_path.iterdir() if "half" in left.name]

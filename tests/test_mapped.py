@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from factories import made_bundle
 
-from etcl_deploy.bundle.bundle import to_bytes
-
 # Reads every weight and mask, says how much of the file it has mapped (Rss) and its share of that (Pss), and waits.
 READER = """
 import json, re, sys
@@ -36,7 +34,7 @@ for line in sys.stdin:
 def test_two_readers_share_one_copy(tmp_path: Path) -> None:
     """Each has all of the file, and half of its cost."""
     path = tmp_path / "x.etcl"
-    path.write_bytes(to_bytes(made_bundle(20, "resnet18", 20, 16), "packed"))
+    path.write_bytes(made_bundle(20, "resnet18", 20, 16).to_bytes("packed"))
     readers = [
         subprocess.Popen([sys.executable, "-c", READER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(2)

@@ -13,7 +13,7 @@ from conftest import Learned
 from factories import made_bundle
 from test_cli import answer, etcl, fails
 
-from etcl_deploy.bundle.bundle import save, to_bytes
+from etcl_deploy.bundle.bundle import save
 from etcl_deploy.cli.onnx_files import export_all, file_names
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.task import Task
@@ -154,7 +154,7 @@ def test_options_that_do_not_go_together(learned: Learned, tmp_path: Path, optio
 
 def test_the_same_bundle_gives_the_same_bytes(tmp_path: Path) -> None:
     """A file can be told from another by its digest."""
-    save(tmp_path / "x.etcl", to_bytes(made_bundle(2), "coded"))
+    save(tmp_path / "x.etcl", made_bundle(2).to_bytes("coded"))
     for name in ("a", "b"):
         answer("onnx", tmp_path / "x.etcl", "--all", "-o", tmp_path / name, "--compact")
     for path in (tmp_path / "a").iterdir():

@@ -22,7 +22,7 @@ import yaml
 from conftest import ROOT, Learned
 from PIL import Image
 
-from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes
+from etcl_deploy.bundle.bundle import load_bundle, save
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import ServeError
@@ -255,7 +255,7 @@ def test_describe_lists_tasks_and_cache(server: Server, learned: Learned, tmp_pa
     """Tasks with classes and bytes, what is cached, how batches are filled; which bundle it is, as it is served."""
     described = describe(server)
     packed = tmp_path / "packed.etcl"
-    save(packed, to_bytes(learned.bundle, "packed"))
+    save(packed, learned.bundle.to_bytes("packed"))
     assert [task["name"] for task in described["tasks"]] == [task.name for task in learned.tasks]
     assert described["tasks"][4]["classes"] == ["even", "odd"]
     assert all(task["bytes"] > 0 for task in described["tasks"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etcl_deploy import Learning, Predictor, Preprocessing, learn_sequence, load_bundle, mask_network
-from etcl_deploy.bundle.bundle import save, to_bytes
+from etcl_deploy.bundle.bundle import save
 from etcl_deploy.config import Config, Transfer
 from etcl_deploy.errors import NetworkError
 from etcl_deploy.export.parity import session
@@ -187,7 +187,7 @@ def check_everywhere(network: MaskedNetwork, directory: Path, size: int = 16) ->
     directories.save(directories.StoredRun(run, Config(), ()), directory / "run")
     restored = directories.load(directory / "run").run
     assert torch.equal(predict(restored.network, "t0", tasks[0].test_x), first)
-    save(directory / "b.etcl", to_bytes(bundle_of(network, "mine", {}, {}), "coded"))
+    save(directory / "b.etcl", bundle_of(network, "mine", {}, {}).to_bytes("coded"))
     bundle = load_bundle(directory / "b.etcl")
     assert not bundle.plan.dropouts
     predictor = Predictor(bundle)

@@ -1,4 +1,4 @@
-"""Bits to bytes and back; whose a weight was first. Pure.
+"""Masks to packed bits and back, and the first owner of each weight. Pure.
 
 Packed: bit `i % 8` of byte `i // 8` is weight `i` of the flattened tensor; the unused bits of the last byte are 0.
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from etcl_deploy.bundle.bundle import Bundle, BundledTask, save, to_bytes
+from etcl_deploy.bundle.bundle import Bundle, BundledTask, save
 from etcl_deploy.bundle.layout import Layout, join
 from etcl_deploy.bundle.precision import reduced_head, reduced_weights
 from etcl_deploy.config import Config
@@ -92,7 +92,7 @@ def bundle_run(
             name: _accuracy(predictor, name, items) for name, items in (tests or {}).items() if name in bundle.tasks
         }
         bundle = with_accuracies(bundle, {name: found.get(name) for name in bundle.tasks})
-    save(path, to_bytes(bundle, encoding))
+    save(path, bundle.to_bytes(encoding))
 
 
 def _accuracy(predictor: Predictor, name: str, items: Items) -> float:

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save
-from etcl_deploy.bundle.delta import apply_delta
-from etcl_deploy.bundle.format import kind_of
+from etcl_deploy.bundle.delta import apply_delta_file
+from etcl_deploy.bundle.format import kind_of, map_file
 from etcl_deploy.client.client import Client
 from etcl_deploy.core import atomic
 from etcl_deploy.core.pixels import png
@@ -125,8 +125,8 @@ def push_bundle(path: Path, server: Server) -> tuple[Bundle, str]:
     with atomic.locked(directory):
         new = directory / "pushed.etcl"
         archived = store / f".{server.name}.mar"
-        if kind_of(path) == "delta":
-            data = apply_delta(server.bundle, path)
+        if kind_of(map_file(path)) == "delta":
+            data = apply_delta_file(server.bundle, path)
         else:
             load_bundle(path)  # so that a refusal names the user's file
             data = path.read_bytes()
