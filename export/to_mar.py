@@ -1,7 +1,7 @@
 """A bundle to a TorchServe archive that needs nothing of ours on the server.
 
 The archive carries the bundle, the handler and the few modules of this package the handler uses. A server needs
-torch, torchserve (with PyYAML and Pillow) and safetensors.
+torch and torchserve (with PyYAML and Pillow).
 """
 
 from __future__ import annotations

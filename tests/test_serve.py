@@ -18,8 +18,7 @@ import httpx
 import psutil
 import pytest
 import torch
-import yaml
-from conftest import ROOT, Learned
+from conftest import Learned
 from PIL import Image
 
 from etcl_deploy.bundle.bundle import load_bundle, save
@@ -27,7 +26,6 @@ from etcl_deploy.core.pixels import png
 from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.to_mar import archive
-from etcl_deploy.handlers.etcl_handler import COUNTERS, GAUGES
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port, check_ports
@@ -343,14 +341,6 @@ def metrics(server: Server) -> dict[str, float]:
     text = httpx.get(server.metrics_url, trust_env=False).text
     rows = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
     return {name: float(value) for name, _, value in rows}
-
-
-def test_every_metric_of_the_handler_is_declared() -> None:
-    """With the same unit and dimensions: TorchServe drops what its file does not name."""
-    declared = yaml.safe_load((ROOT / "handlers" / "metrics.yaml").read_text())["model_metrics"]
-    for kind, ours in (("counter", COUNTERS), ("gauge", GAUGES)):
-        found = {row["name"]: (row["unit"], row["dimensions"]) for row in declared[kind] if "etcl" in row["name"]}
-        assert found == ours
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])

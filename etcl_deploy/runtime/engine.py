@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import time
@@ -129,6 +130,12 @@ def _makers(bundle: Bundle, directory: Path | None, torch_engine: TorchEngine) -
     if torch.cuda.is_available():
         makers.append(lambda: TorchEngine(bundle, "cuda"))
     return makers
+
+
+def trim_memory() -> None:
+    """Give memory that comparing engines took back to the system, where the C library is one that keeps it."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _images(bundle: Bundle) -> Tensor:
