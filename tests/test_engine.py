@@ -95,9 +95,9 @@ def test_processes_share_what_the_first_has_made(tmp_path: Path) -> None:
     stamp = file.stat().st_mtime_ns, file.stat().st_ino
     second = OnnxEngine(load_bundle(path), tmp_path)
     assert (file.stat().st_mtime_ns, file.stat().st_ino) == stamp
-    assert np.array_equal(first._rows.bits, second._rows.bits)
+    assert np.array_equal(first._table.masks, second._table.masks)
     with pytest.raises(ValueError, match="read-only"):
-        second._rows.base[0] = 1
+        second._table.weights[0] = 1
     path.write_bytes(made_bundle(4).to_bytes("packed"))
     OnnxEngine(load_bundle(path), tmp_path)
     assert len(list(tmp_path.glob("ready-*.bin"))) == 2

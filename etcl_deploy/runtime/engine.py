@@ -1,4 +1,4 @@
-"""What runs a task's network: torch, or onnxruntime where it is there and faster."""
+"""The engines that run a task's network: torch, or onnxruntime where it is there and faster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Ready(Protocol):
 
 
 class Engine(Protocol):
-    """Makes tasks ready and runs them; `release` gets back every task that is no longer used."""
+    """Makes tasks ready and runs them; `release` takes back a task that is no longer used."""
 
     name: str
     bundle: Bundle
@@ -67,16 +67,16 @@ class TorchEngine:
 
 
 def choose_engine(bundle: Bundle, directory: Path | None = None) -> Engine:
-    """The engine that answers soonest here, of those that answer like torch.
+    """The fastest engine here of those that answer like torch.
 
-    Processes with the same `directory` share files in it, and take the engine that the first of them chose: their
-    answers are then the same to the bit, also from one that starts while the machine is busy.
+    Processes with the same `directory` share files in it and take the engine that the first of them chose. So their
+    answers are the same to the bit, even if one of them starts while the machine is busy.
     """
     torch_engine = TorchEngine(bundle)
     name = next(iter(bundle.tasks))
     pixels = _images(bundle)
     expected = torch_engine.logits(torch_engine.materialize(name), pixels)
-    found: dict[str, tuple[float, Engine]] = {}
+    usable: dict[str, tuple[float, Engine]] = {}
     for make in _makers(bundle, directory, torch_engine):
         try:
             engine = make()
@@ -88,19 +88,19 @@ def choose_engine(bundle: Bundle, directory: Path | None = None) -> Engine:
         if engine is not torch_engine and not agree(answers, expected):
             logger.warning("%s is not used: it does not answer like torch", engine.name)
             continue
-        found[engine.name] = _seconds(engine, ready, pixels[:1]), engine
+        usable[engine.name] = _seconds(engine, ready, pixels[:1]), engine
         engine.release(ready)
-    best = min(found, key=lambda name: found[name][0])
+    best = min(usable, key=lambda name: usable[name][0])
     if directory is not None:
         agreed = _agreed(directory / CHOICE, best)
-        best = agreed if agreed in found else best
-    listed = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, (seconds, _) in found.items())
+        best = agreed if agreed in usable else best
+    listed = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, (seconds, _) in usable.items())
     logger.info("engine: %s (one image: %s)", best, listed)
-    return found[best][1]
+    return usable[best][1]
 
 
 def _agreed(path: Path, choice: str) -> str:
-    """What the first process wrote to a file, which is `choice` where this one is the first."""
+    """The choice of the first process, in a file; `choice`, where this process is the first."""
     own = path.with_name(f".{path.name}-{os.getpid()}")
     own.write_text(choice)
     with suppress(FileExistsError):
@@ -115,7 +115,7 @@ def agree(answers: Tensor, expected: Tensor) -> bool:
 
 
 def relative_difference(answers: Tensor, expected: Tensor) -> float:
-    """How far a logit is off at most, beside the largest that is expected of its item; nan where one is none."""
+    """The largest error of a logit, relative to the largest expected logit of its item; nan if a logit is nan."""
     scale = expected.abs().amax(1, keepdim=True).clamp_min(1e-6)
     return float(((answers - expected).abs() / scale).max())
 
@@ -139,7 +139,7 @@ def trim_memory() -> None:
 
 
 def _images(bundle: Bundle) -> Tensor:
-    """Noise, the same every time."""
+    """Images of noise, the same every time."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (ITEMS, *bundle.preprocessing.shape), generator=generator, dtype=torch.uint8)
 
