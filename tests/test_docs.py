@@ -34,7 +34,7 @@ FOREIGN = {
     "--bind",
     "--directory",
     "--start",
-    "--no-config-checkpoints",
+    "--no-config-snapshots",
     "--ts-config",
     "--logdir",
     "--try",  # this and the next: of scripts in benchmarks/

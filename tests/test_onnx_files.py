@@ -19,7 +19,7 @@ from etcl_deploy.core.pixels import png
 from etcl_deploy.core.task import Task
 from etcl_deploy.edge import Model
 from etcl_deploy.errors import ExportError
-from etcl_deploy.export.to_onnx import Form
+from etcl_deploy.export.to_onnx import OnnxOptions
 
 NAMES = [
     "plain",
@@ -61,7 +61,7 @@ def test_tasks_of_any_name_and_any_number_of_classes(tmp_path: Path) -> None:
     head = {key: value.repeat((50, 1) if value.ndim == 2 else 50) for key, value in tasks["plain"].head.items()}
     tasks["plain"] = replace(tasks["plain"], classes=tuple(f"ç/{n}" for n in range(100)), head=head)
     paths = {task: tmp_path / "out" / name for task, name in file_names(tasks).items()}
-    reports = export_all(replace(bundle, tasks=tasks), paths, Form())
+    reports = export_all(replace(bundle, tasks=tasks), paths, OnnxOptions())
     assert [report.task for report in reports] == NAMES
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(file_names(NAMES).values())
     for report in reports:
@@ -98,7 +98,7 @@ def test_a_task_that_fails_says_which_and_what_was_written(learned: Learned, tmp
     with pytest.raises(
         ExportError, match=r"task 'parity': the images for task 'parity' have the class '0'.*; 4 of 5 files"
     ):
-        export_all(learned.bundle, paths, Form(), examples)
+        export_all(learned.bundle, paths, OnnxOptions(), examples)
     assert len(list(tmp_path.iterdir())) == 4
 
 

@@ -18,7 +18,7 @@ from etcl_deploy.config import Config, Transfer
 from etcl_deploy.errors import NetworkError
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_multitask import export_multitask
-from etcl_deploy.export.to_onnx import Form, export_task
+from etcl_deploy.export.to_onnx import OnnxOptions, export_task
 from etcl_deploy.learn.trainer import predict
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runs import store as directories
@@ -201,7 +201,7 @@ def check_everywhere(network: MaskedNetwork, directory: Path, size: int = 16) ->
         exported, _ = session(directory / "t.onnx").run(None, {"image": task.train_x.numpy()})
         np.testing.assert_allclose(exported, scores, atol=1e-5)
         assert (exported.argmax(1) == expected.argmax(1).numpy()).all()
-        export_task(bundle, task.name, directory / "t.onnx", task.train_x, Form(compact=True))
+        export_task(bundle, task.name, directory / "t.onnx", task.train_x, OnnxOptions(compact=True))
     whole = export_multitask(bundle, directory / "all.onnx")
     assert whole.parity.same_class == whole.parity.items == 16
 

@@ -22,7 +22,7 @@ from etcl_deploy.core import atomic
 from etcl_deploy.core.pixels import png
 from etcl_deploy.errors import EtclError, ServeError
 from etcl_deploy.export.parity import seeded_images
-from etcl_deploy.export.to_mar import archive_version, archive_waiting, settings_of
+from etcl_deploy.export.to_mar import VERSION, settings_of, write_archive
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.properties import HOST
 from etcl_deploy.serve.server import START_SECONDS, Server, find, names
@@ -137,10 +137,11 @@ def push_bundle(path: Path, server: Server) -> tuple[Bundle, str]:
             for task in settings["etcl"]["pinned"]:
                 bundle.task(task)
             version = next_version(server)
-            archive_version(new, server.name, version, archived, settings)
+            write_archive(new, server.name, version, archived, settings)
             # All that needs room is written before the switch. After it, it is what is served: what a start by hand has
             # to load, and what the next delta belongs to.
-            with archive_waiting(new, server.name, store, settings):
+            with atomic.replacing(store / f"{server.name}.mar") as waiting:
+                write_archive(new, server.name, VERSION, waiting, settings)
                 switch(server, archived, version, _checks(bundle))
             new.replace(server.bundle)
         finally:
