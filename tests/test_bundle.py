@@ -326,28 +326,3 @@ def test_a_bundle_loaded_again_is_the_one_that_was_loaded(bundle_file: Path) -> 
     bundle_file.write_bytes(made_bundle(2).to_bytes("packed"))
     with pytest.raises(BundleError, match=r"copy\.etcl was replaced while it was being read"):
         reload_bundle(bundle_file, digest)
-
-
-def resident(path: Path) -> int:
-    """Bytes of a mapped file that this process has in its memory."""
-    total, ours = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        words = line.split()
-        if not words[0].endswith(":"):
-            ours = words[-1] == str(path)
-        elif ours and words[0] == "Rss:":
-            total += 1024 * int(words[1])
-    return total
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not tell what is mapped")
-def test_a_bundle_loaded_again_takes_the_masks_that_are_used(tmp_path: Path) -> None:
-    """40 masks of 136 KB: none is read before somebody asks; then the system brings what is around it, up to 1 MB."""
-    path = tmp_path / "forty.etcl"
-    path.write_bytes(made_bundle(40, "resnet18", 20, 8).to_bytes("packed"))
-    again = reload_bundle(path, load_bundle(path).digest)
-    before = resident(path)
-    assert again.sizes["task/39/mask"] > 130_000
-    assert before < path.stat().st_size - 30 * again.sizes["task/39/mask"]
-    again.mask("täsk 20")
-    assert before + 60_000 < resident(path) < before + 3_000_000

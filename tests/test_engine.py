@@ -16,7 +16,6 @@ from test_subnet import learned as learned_of
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.core.plan import INPUT, Step
-from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.network.backbones import BACKBONES
 from etcl_deploy.runtime import arrangement, onnx_engine
 from etcl_deploy.runtime import engine as engines
@@ -153,39 +152,42 @@ def test_all_processes_of_a_directory_take_the_engine_of_the_first(
     assert choose_engine(bundle, tmp_path).name == "torch", "what does not answer right is no choice"
 
 
-def test_a_graph_that_onnxruntime_changed_is_not_used(learned: Learned, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers that went missing or were mixed with others are noticed."""
-    plan, preprocessing = learned.bundle.plan, learned.bundle.preprocessing
-    folded = materialize(learned.bundle, "parity")
-    shapes = {name: tuple(tensor.shape) for name, tensor in folded.weights.items()}
-    assert arrange(folded.plan, preprocessing, shapes).places
+def mixed(values: np.ndarray) -> np.ndarray:
+    return values + np.float32(0.5)
 
+
+def missing(values: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(len(values)) < 7, np.float32(0), values)
+
+
+@pytest.mark.parametrize(("change", "reason"), [(mixed, "mixed numbers"), (missing, "changed numbers")])
+def test_a_graph_that_onnxruntime_changed_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, change: Any, reason: str
+) -> None:
+    """Numbers that went missing or were mixed with others are noticed."""
+    bundle = made_bundle(1, "resnet18", 8, 16)
+    folded = materialize(bundle, "täsk 0")
+    shapes = {name: tuple(tensor.shape) for name, tensor in folded.weights.items()}
+    assert arrange(folded.plan, bundle.preprocessing, shapes).places
     real = arrangement._optimized
 
     def changed(model: Any) -> Any:
-        found = real(model)
-        tensor = next(t for t in found.graph.initializer if len(t.raw_data) > 4000)
-        tensor.raw_data = (np.frombuffer(tensor.raw_data, np.float32) + 0.5).tobytes()
-        return found
+        optimized = real(model)
+        tensor = next(t for t in optimized.graph.initializer if len(t.raw_data) > 4000)
+        tensor.raw_data = change(np.frombuffer(tensor.raw_data, np.float32)).tobytes()
+        return optimized
 
     monkeypatch.setattr(arrangement, "_optimized", changed)
-    with pytest.raises(EngineError, match="mixed numbers"):
-        arrange(folded.plan, preprocessing, shapes)
+    with pytest.raises(EngineError, match=reason):
+        arrange(folded.plan, bundle.preprocessing, shapes)
 
-    def without(model: Any) -> Any:
-        found = real(model)
-        tensor = next(t for t in found.graph.initializer if len(t.raw_data) > 4000)
-        values = np.frombuffer(tensor.raw_data, np.float32).copy()
-        values[:7] = 0
-        tensor.raw_data = values.tobytes()
-        return found
 
-    monkeypatch.setattr(arrangement, "_optimized", without)
-    with pytest.raises(EngineError, match="changed numbers"):
-        arrange(folded.plan, preprocessing, shapes)
+def test_a_network_of_too_many_numbers_is_not_arranged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They could not be told apart."""
+    bundle = made_bundle(1)
     monkeypatch.setattr(arrangement, "MAX_NUMBERS", 10)
     with pytest.raises(EngineError, match="more than the 10"):
-        arrange(plan, Preprocessing(16, 16, 1), shapes)
+        OnnxEngine(bundle)
 
 
 @pytest.mark.parametrize("reason", ["weights and other numbers", "the weights of two layers", "without blocks"])

@@ -215,17 +215,16 @@ def _manifest_text(name: str, metadata: Mapping[str, str], key: str) -> tuple[st
 
 
 def _check_list(name: str, listed: Any, entries: Mapping[str, Any]) -> None:
-    """Refuse a list of sections that is not that of the header's tensors, or lists what no section is."""
+    """Refuse a list of sections that is not that of the header's tensors, or describes what no section is."""
     if not isinstance(listed, dict) or set(listed) != set(entries):
         raise BundleError(f"{name} is damaged: its sections are not the ones its manifest lists")
     for section, described in listed.items():
-        if not _is_described(described):
+        if not isinstance(described, dict) or set(described) != {"dtype", "shape", "sha256"} or not _fits(described):
             raise BundleError(f"{name} is damaged: section {section!r} is not the one its manifest describes")
 
 
-def _is_described(described: Any) -> bool:
-    if not isinstance(described, dict) or set(described) != {"dtype", "shape", "sha256"}:
-        return False
+def _fits(described: Mapping[str, Any]) -> bool:
+    """Whether a description names a type there is, and a shape that a tensor can have."""
     dtype, shape = described["dtype"], described["shape"]
     if not isinstance(dtype, str) or dtype not in DTYPES or not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         return False

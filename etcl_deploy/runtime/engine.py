@@ -26,15 +26,8 @@ MAX_RELATIVE_DIFFERENCE = 1e-4
 BATCH_SIZE = 64  # items in one pass through a network
 
 
-class Ready(Protocol):
-    """A task that can be run at once, and the memory it takes."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
 class Engine(Protocol):
-    """Makes tasks ready and runs them; `release` takes back a task that is no longer used."""
+    """Makes tasks ready, each with its `nbytes`, and runs them; `release` takes back one that is no longer used."""
 
     name: str
     bundle: Bundle

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from etcl_deploy.core.pixels import ImageInput, prepare
 from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import BundleError
 from etcl_deploy.runtime.cache import Cache, CacheState
-from etcl_deploy.runtime.engine import Engine, Ready, TorchEngine
+from etcl_deploy.runtime.engine import Engine, TorchEngine
 
 DEFAULT_CACHE_BYTES = 512_000_000
 
@@ -89,9 +90,9 @@ class Predictor:
         """The state of the cache."""
         return self._cache.state()
 
-    def _materialize(self, name: str) -> Ready:
+    def _materialize(self, name: str) -> Any:
         began = time.perf_counter()
-        ready: Ready = self.engine.materialize(name)
+        ready = self.engine.materialize(name)
         self._observe(name, "materialize", time.perf_counter() - began)
         return ready
 
