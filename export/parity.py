@@ -36,7 +36,7 @@ MAX_SOFTMAX_DIFFERENCE = 1e-5
 
 @dataclass(frozen=True)
 class Parity:
-    """How many items were compared, how many got the same class, the largest difference of logits."""
+    """The number of items compared, the number that got the same class, and the largest difference of logits."""
 
     items: int
     same_class: int

@@ -10,12 +10,12 @@ The number is the format. The manifest is JSON with sorted keys, no spaces, ASCI
 
     backbone        {"name": text, "plan": the network as data, see `etcl_deploy.core.plan`}
     encoding        "packed" or "coded": how masks are kept
-    precision       "fp32", "fp16" or "int8": what weights and heads are kept in
+    precision       "fp32", "fp16" or "int8": the precision of weights and heads
     preprocessing   {"height", "width", "channels", "mean", "std"}
-    run             where it comes from: recipe, seed, accuracy, versions; nothing in it changes an answer
+    run             the origin of the bundle: recipe, seed, accuracy, versions; no answer depends on it
     sections        {section name: {"dtype", "shape", "sha256"}} for every tensor of the file
-    tasks           [{"name", "classes", "density", "accuracy", "learned"}], in the order they were learned; accuracy in
-                    percent is the bundle's, `learned` what it was in single precision; null where nobody knows
+    tasks           [{"name", "classes", "density", "accuracy", "learned"}], in the order they were learned; `accuracy`
+                    is the bundle's in percent, `learned` that in single precision; null where unknown
 
 Weights are those of all steps of the plan that have any, in its order, each row by row: `weights` of them. P is F32,
 F16 or I8, as the precision says. `<i>` is a task's position in `tasks`, from 0. Sections with numbers are as below in
@@ -23,12 +23,11 @@ a packed bundle; in a coded one they are U8, these numbers in fewer bytes (`etcl
 
     backbone/weight           P [weights], 0 where no task selects one; coded: [used], only those some task selects
     backbone/owner            U8, coded only: which task first selects each weight, see `etcl_deploy.bundle.mask_coding`
-    backbone/scale            F32 [tasks, channels], int8 only: what a weight is multiplied by, by its owner (the first
-                              task that selects it) and its output channel; the channels of all steps in their order
+    backbone/scale            F32 [tasks, channels], int8 only: the factor of a weight, by its owner (the first task
+                              that selects it) and its output channel; the channels of all steps in their order
     task/<i>/mask             U8, one bit a weight (`etcl_deploy.bundle.bits`); coded: `etcl_deploy.bundle.mask_coding`
-    task/<i>/norm             F32: for every normalization step in order, first all it multiplies by, then all it adds
-                              (batch statistics are in them; a group or layer norm divides by the item's own deviation
-                              first)
+    task/<i>/norm             F32: for every normalization step in order, first all its factors, then all its summands
+                              (batch statistics are folded into them; a group or layer norm first standardizes the item)
     task/<i>/head/weight      P [classes, features]
     task/<i>/head/bias        F32 [classes], where the plan has `head_bias`
     task/<i>/head/scale       F32 [classes], int8 only
@@ -39,7 +38,7 @@ file lacks; sections other than the ones above; anything after the last tensor; 
 that are not above 0; and what docs/bundle-format.md lists beside these, which says all of this at more length. The
 bundle's own digest is the manifest's, which covers all sections.
 
-What a reader may be asked to hold is bounded. Plans have limits (see `core.plan` and `core.operations`); there
+The memory of a reader is bounded. Plans have limits (see `core.plan` and `core.operations`); there
 are at most 65,534 tasks of 100,000 classes; the header has at most 100 million bytes; a coded bundle has at most 2 **
 22 + 32 * the bytes of its weights as many weights, and times tasks 2 ** 34. Reading one task takes at most 64 MB, 3
 times the file, 64 times its header, 64 bytes for every weight and number of a head, and 64 for every task and step
@@ -66,7 +65,7 @@ from torch import Tensor
 from etcl_deploy.errors import BundleError
 
 FORMAT = 1
-BUNDLE, DELTA = "etcl", "etcl-delta"  # the metadata key, by which the two kinds of files are told apart
+BUNDLE, DELTA = "etcl", "etcl-delta"  # the metadata key of each kind of file
 KINDS = {BUNDLE: "bundle", DELTA: "delta"}
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "I8": torch.int8, "U8": torch.uint8}  # as they lie in a file
 LENGTH_BYTES, MAX_HEADER, MAX_DIMENSIONS = 8, 100_000_000, 8
@@ -215,7 +214,7 @@ def _manifest_text(name: str, metadata: Mapping[str, str], key: str) -> tuple[st
 
 
 def _check_list(name: str, listed: Any, entries: Mapping[str, Any]) -> None:
-    """Refuse a list of sections that is not that of the header's tensors, or describes what no section is."""
+    """Refuse a list of sections that does not name the header's tensors, or describes one that cannot be."""
     if not isinstance(listed, dict) or set(listed) != set(entries):
         raise BundleError(f"{name} is damaged: its sections are not the ones its manifest lists")
     for section, described in listed.items():

@@ -94,7 +94,7 @@ class CodedMasks:
 
 
 def code(masks: Masks, tasks: int, layers: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Which weights some task uses, bool; then, coded as uint8, the owner of each weight, and every mask."""
+    """The weights that some task uses, bool; then, coded as uint8, the owner of each weight, and every mask."""
     from etcl_deploy.bundle import mask_coding
 
     owners = mask_coding.WeightOwners.of((masks[number].numpy() for number in range(tasks)), tasks, layers)

@@ -16,7 +16,7 @@ LARGEST = 127
 
 
 def reduce(values: Tensor, precision: str, row: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:
-    """float32 values in a precision, and for int8 the scale of each of so many rows; `row` says which a value is in."""
+    """float32 values in a precision, and for int8 the scale of every row; `row` is the row of each value."""
     if not values.isfinite().all():
         raise BundleError("a weight is not finite: the run has learned nothing that could be bundled")
     if precision != "int8":

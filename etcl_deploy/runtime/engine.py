@@ -75,7 +75,7 @@ def choose_engine(bundle: Bundle, directory: Path | None = None) -> Engine:
             engine = make()
             ready = engine.materialize(name)
             answers = engine.logits(ready, pixels)
-        except Exception as error:  # whatever is wrong with one, there is another
+        except Exception as error:  # any fault of one engine leaves another
             logger.warning("an engine is not used: %s: %s", type(error).__name__, error)
             continue
         if engine is not torch_engine and not agree(answers, expected):
@@ -143,4 +143,4 @@ def _seconds(engine: Engine, ready: Any, pixels: Tensor) -> float:
         began = time.perf_counter()
         engine.logits(ready, pixels)
         times.append(time.perf_counter() - began)
-    return min(times)  # whatever else the machine does only adds to it
+    return min(times)  # other work on the machine only adds to it

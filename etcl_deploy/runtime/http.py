@@ -97,7 +97,7 @@ def status_of(error: Exception) -> tuple[int, str, str]:
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """The body that tells the sender of an error; a mistake of our own is told without its message."""
+    """The body for an error. The message of an error that is not ours stays in the log."""
     message = str(error) if isinstance(error, EtclError) else "this request failed; the server's log says why"
     return {"error": {"code": status_of(error)[2], "message": message}}
 

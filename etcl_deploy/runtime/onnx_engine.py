@@ -20,7 +20,7 @@ from etcl_deploy.runtime.arrangement import FEATURES, EngineError, Place, arrang
 from etcl_deploy.runtime.shared_table import TaskRow, open_table
 from etcl_deploy.runtime.subnet import Folding, select
 
-BLOCK_WBYTE_BITSS = 1 << 18  # weights written together: few enough to be still in the processor's cache when read again
+BLOCK_WEIGHTS = 1 << 18  # weights written together: few enough to be still in the processor's cache when read again
 TILE = 512  # weights in a row that are multiplied by scales at once
 MAX_TOGETHER = 8  # images that run together, where that changes no bit
 MAX_WIDTH = 64  # output channels side by side in a block
@@ -62,7 +62,7 @@ class WeightBlock:
     span: slice
     blocks: tuple[int, int, int]  # groups of output channels, tiles in each, numbers in a tile
     tiles: slice
-    tile: tuple[int, int, int] | None  # None: nothing is to be multiplied
+    tile: tuple[int, int, int] | None  # None: the weights have no scale
 
 
 class OnnxEngine:
@@ -74,7 +74,7 @@ class OnnxEngine:
         self.bundle = bundle
         self._folding = Folding.of(bundle.plan)
         layout = bundle.layout
-        # The numbers of a task: the weights of its layers, then all others. Any task tells their shapes.
+        # The numbers of a task: the weights of its layers, then all others. Their shapes are those of any task.
         others = self._others(0)
         shapes = {f"{layer}.weight": layout.weights[layer] for layer in self._folding.chains}
         self._shapes = shapes | {name: tuple(tensor.shape) for name, tensor in others.items()}
@@ -113,7 +113,7 @@ class OnnxEngine:
         return Filled(slot, head["weight"].numpy(), None if bias is None else bias.numpy())
 
     def release(self, ready: Filled) -> None:
-        """Take back the slot of a task that nobody uses any more."""
+        """Take back the slot of a task that is no longer used."""
         with self._lock:
             self._free.append(ready.slot)
 
@@ -150,7 +150,7 @@ class OnnxEngine:
         return MAX_TOGETHER if same else 1
 
     def _fill(self, buffer: np.ndarray, bits: np.ndarray, numbers: np.ndarray) -> None:
-        """Write a task's numbers: weights it selects, times the scale of their channel; then all others."""
+        """Write a task's numbers: the weights it selects, times the scales of their channels; then all others."""
         # First the mask is written in the place of the weights, a byte as eight numbers, so that nothing has to be
         # converted. Weights are finite, so 0 times a weight is 0.
         count = len(self._source)
@@ -208,7 +208,7 @@ class OnnxEngine:
         for place in places:
             layer, (groups, tiles, width), tile_channels = self._blocks(place)
             scaled = any(step.op == "norm" for step in self._folding.chains[layer])
-            many = max(1, BLOCK_WBYTE_BITSS // (tiles * width))
+            many = max(1, BLOCK_WEIGHTS // (tiles * width))
             for first in range(0, groups, many):
                 own = tile_channels[first : first + many]
                 span = slice(at, at + len(own) * tiles * width)

@@ -132,7 +132,7 @@ class Service:
         return Description(bundle.digest, self.predictor.engine.name, os.getpid(), tasks, state, batches)
 
     def _read(self, received: Received) -> Decoded | Description | Exception:
-        """A request with its images decoded; or the error it gave; or the description it asks for by a header."""
+        """A request with its images decoded, or the error it gave; or a description, if a header asks for it."""
         try:
             if any(name.lower() == "describe" and value == "True" for name, value in received.headers.items()):
                 return self.describe()
@@ -159,7 +159,7 @@ class Service:
         return items
 
     def _predict(self, decoded: Sequence[Decoded]) -> Iterator[Outcome]:
-        """What becomes of each item with pixels, in order: all at once or, if that fails, one by one."""
+        """The outcome of each item with pixels, in order: all at once or, if that fails, one by one."""
         items = [(item, one.request.task) for one in decoded for item in one.items if not isinstance(item, Exception)]
         try:
             return iter(self.predictor.predict([pixels for pixels, _ in items], [task for _, task in items]))

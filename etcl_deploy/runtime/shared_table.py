@@ -21,7 +21,7 @@ ALIGNMENT = 64  # bytes
 
 
 class TaskRow(NamedTuple):
-    """What one task has of its own."""
+    """The mask and the numbers of one task."""
 
     mask: np.ndarray  # packed bits, uint8
     numbers: np.ndarray  # float32
