@@ -223,6 +223,7 @@ def reload_bundle(path: Path, digest: str) -> Bundle:
 
 
 def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], digest: str, *, check: bool) -> Bundle:
+    """The bundle of a manifest and its sections. Raises ValueError or KeyError where they are not one."""
     expect_keys(manifest, "backbone", "encoding", "precision", "preprocessing", "run", "sections", "tasks")
     expect_keys(manifest["backbone"], "name", "plan")
     encoding, precision = manifest["encoding"], manifest["precision"]
@@ -238,40 +239,35 @@ def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], diges
     preprocessing = Preprocessing(**manifest["preprocessing"])
     if plan.input != (preprocessing.channels, preprocessing.height, preprocessing.width):
         raise ValueError("the images of the preprocessing do not fit the network")
-    entries = task_entries(manifest["tasks"])
-    coded = encoding == "coded"
+    name, run = manifest["backbone"]["name"], manifest["run"]
+    if not isinstance(name, str) or not name.encode():
+        raise ValueError("the backbone needs a name")
+    if not isinstance(run, dict):
+        raise ValueError("what it says of its run is no object")
+    entries, count, coded = task_entries(manifest["tasks"]), layout.weight_count, encoding == "coded"
     left = Sections(sections, precision, coded=coded)
-    if coded:
-        check_effort(layout.weight_count, len(entries), sections["backbone/weight"].nbytes)
-        stored = left.weights_up_to("backbone/weight", layout.weight_count)
-    else:
-        stored = left.weights("backbone/weight", layout.weight_count)
-    scale = left.scale("backbone/scale", len(entries), layout.channel_count)
 
     def packed(number: int) -> Tensor:
-        return left.bits(f"task/{number}/mask", packed_size((layout.weight_count,)))
+        return left.bits(f"task/{number}/mask", packed_size((count,)))
 
-    tasks = {}
-    for number, entry in enumerate(entries):
-        prefix = f"task/{number}"
-        norm = left.numbers(f"{prefix}/norm", layout.norm_count)
-        head = read_head(left, prefix, len(entry["classes"]), plan)
-        tasks[entry["name"]] = BundledTask(**entry, norm=norm, head=head)
     masks: Masks
     if coded:
+        check_effort(count, len(entries), sections["backbone/weight"].nbytes)
+        stored = left.weights_up_to("backbone/weight", count)
         bits = [left.bits(f"task/{number}/mask") for number in range(len(entries))]
         masks = CodedMasks(left.bits("backbone/owner"), bits, layout.layers)
     else:
-        masks = PackedMasks(packed, layout.weight_count)
+        stored = left.weights("backbone/weight", count)
+        masks = PackedMasks(packed, count)
+    scale = left.scale("backbone/scale", len(entries), layout.channel_count)
+    tasks = {}
+    for number, entry in enumerate(entries):
+        if check and not coded:
+            check_padding(packed(number), count)
+        norm = left.numbers(f"task/{number}/norm", layout.norm_count)
+        head = read_head(left, f"task/{number}", len(entry["classes"]), plan)
+        tasks[entry["name"]] = BundledTask(**entry, norm=norm, head=head)
     if check:
-        for number in range(0 if coded else len(entries)):
-            check_padding(packed(number), layout.weight_count)
         left.finish()
-    name = manifest["backbone"]["name"]
-    if not isinstance(name, str) or not name.encode():
-        raise ValueError("the backbone needs a name")
-    sizes = {section: format.size_of(listed) for section, listed in manifest["sections"].items()}
-    run = manifest["run"]
-    if not isinstance(run, dict):
-        raise ValueError("what it says of its run is no object")
+    sizes = {section: format.size_of(described) for section, described in manifest["sections"].items()}
     return Bundle(name, plan, preprocessing, stored, scale, tasks, masks, run, encoding, digest, sizes)
