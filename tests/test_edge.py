@@ -186,4 +186,6 @@ def test_it_runs_where_torch_is_not_installed(files: dict[str, Path], tmp_path: 
     assert done.returncode == 0, done.stderr
     label, modules = done.stdout.splitlines()
     assert label in ("even", "odd")
-    assert modules == str([f"etcl_deploy.{name}" for name in ("edge", "errors", "prediction", "preprocessing")])
+    assert modules == str(
+        [f"etcl_deploy.{name}" for name in ("core", "core.prediction", "core.preprocessing", "edge", "errors")]
+    )

@@ -120,7 +120,7 @@ def test_the_fastest_engine_that_answers_right_is_chosen(learned: Learned, monke
     """By measurement; one that is missing, breaks or answers otherwise is passed over."""
     bundle = learned.bundle
     seconds = {"torch": 1.0, "onnxruntime": 2.0}
-    monkeypatch.setattr(engines, "_seconds", lambda engine, ready, pixels: seconds[engine.name])
+    monkeypatch.setattr(engines, "seconds_of", lambda engine, ready, pixels: seconds[engine.name])
     assert choose_engine(bundle).name == "torch"
     seconds["onnxruntime"] = 0.5
     assert choose_engine(bundle).name == "onnxruntime"
@@ -143,7 +143,7 @@ def test_all_processes_of_a_directory_take_the_engine_of_the_first(
     """Also one that finds another faster, because the machine is busy when it starts."""
     bundle = learned.bundle
     seconds = {"torch": 2.0, "onnxruntime": 1.0}
-    monkeypatch.setattr(engines, "_seconds", lambda engine, ready, pixels: seconds[engine.name])
+    monkeypatch.setattr(engines, "seconds_of", lambda engine, ready, pixels: seconds[engine.name])
     assert choose_engine(bundle, tmp_path).name == "onnxruntime"
     seconds["onnxruntime"] = 3.0
     assert choose_engine(bundle, tmp_path).name == "onnxruntime"

@@ -115,7 +115,7 @@ def test_either_engine_answers_like_the_predictor(
     learned: Learned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fastest: str
 ) -> None:
     """Whichever is faster here; engine and predictor hold one bundle."""
-    monkeypatch.setattr(engines, "_seconds", lambda engine, ready, pixels: float(engine.name != fastest))
+    monkeypatch.setattr(engines, "seconds_of", lambda engine, ready, pixels: float(engine.name != fastest))
     service = open_service(learned.path, tmp_path, {})
     assert service.predictor.engine.name == fastest
     assert service.predictor.engine.bundle is service.predictor.bundle

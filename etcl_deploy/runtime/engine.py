@@ -81,7 +81,7 @@ def choose_engine(bundle: Bundle, directory: Path | None = None) -> Engine:
         if engine is not torch_engine and not agree(answers, expected):
             logger.warning("%s is not used: it does not answer like torch", engine.name)
             continue
-        usable[engine.name] = _seconds(engine, ready, pixels[:1]), engine
+        usable[engine.name] = seconds_of(engine, ready, pixels[:1]), engine
         engine.release(ready)
     best = min(usable, key=lambda name: usable[name][0])
     if directory is not None:
@@ -137,7 +137,8 @@ def _images(bundle: Bundle) -> Tensor:
     return torch.randint(0, 256, (ITEMS, *bundle.preprocessing.shape), generator=generator, dtype=torch.uint8)
 
 
-def _seconds(engine: Engine, ready: Any, pixels: Tensor) -> float:
+def seconds_of(engine: Engine, ready: Any, pixels: Tensor) -> float:
+    """The least time an engine took for these images in a few rounds."""
     times = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
