@@ -31,7 +31,7 @@ from torch import nn
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.cli.onnx_files import export_all, file_names
 from etcl_deploy.export.parity import LIMITS, answers_of, compare, session
-from etcl_deploy.export.to_onnx import Form, export_task, task_model, write_checked
+from etcl_deploy.export.to_onnx import OnnxOptions, export_task, task_model, write_checked
 from etcl_deploy.learn.trainer import predict
 from etcl_deploy.runs.session import train
 from etcl_deploy.runs.store import load
@@ -45,10 +45,10 @@ DENSITIES = (0.1, 0.2, 0.4, 0.5)
 BACKBONES = {"resnet18": 20, "alexnet": 32, "lenet5": 20, "fcn3": 300, "devices:vgg": 16}
 ROUNDS, TIMES = 9, 40
 FORMS = {
-    "fp32": Form(),
-    "int8": Form(precision="int8"),
-    "compact": Form(compact=True),
-    "compact int8": Form(precision="int8", compact=True),
+    "fp32": OnnxOptions(),
+    "int8": OnnxOptions(precision="int8"),
+    "compact": OnnxOptions(compact=True),
+    "compact int8": OnnxOptions(precision="int8", compact=True),
 }
 
 
@@ -157,7 +157,9 @@ def hundred(work: Path, say: Callable[[str], None]) -> dict[str, float]:
         ones.append(time.perf_counter() - began)
     one = median(ones)
     began = time.perf_counter()
-    export_all(bundle, {task: work / "hundred" / name for task, name in file_names(bundle.tasks).items()}, Form())
+    export_all(
+        bundle, {task: work / "hundred" / name for task, name in file_names(bundle.tasks).items()}, OnnxOptions()
+    )
     every = time.perf_counter() - began
     found = {"one": one, "all": every, "allowed": 3 * one + 0.2 * 100}
     say(show(**{name: round(value, 2) for name, value in found.items()}))

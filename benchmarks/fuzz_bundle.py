@@ -29,8 +29,8 @@ import torch
 from record import read_options, write_result
 
 from etcl_deploy.bundle import format
-from etcl_deploy.bundle.bundle import load_bundle, to_bytes
-from etcl_deploy.bundle.delta import apply_delta
+from etcl_deploy.bundle.bundle import load_bundle
+from etcl_deploy.bundle.delta import apply_delta_file
 from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.core.plan import Plan
 from etcl_deploy.errors import BundleError
@@ -129,7 +129,7 @@ def header_changed(data: bytes, chance: random.Random) -> bytes:
 
 def signed(path: Path, chance: random.Random, key: str) -> bytes:
     """A file that is whole and says something else."""
-    manifest, sections, _ = format.read(path, key)
+    manifest, sections, _ = format.from_bytes(path.read_bytes(), key)
     manifest = json.loads(json.dumps({name: value for name, value in manifest.items() if name != "sections"}))
     content = {name: tensor.clone() for name, tensor in sections.items()}
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
@@ -208,7 +208,9 @@ def fuzz(cases: int, flips: int, seed: int) -> dict[str, Any]:
     counts, longest, wrong = Counter[str](), 0.0, []
     with tempfile.TemporaryDirectory() as folder:
         uses: dict[Path, Callable[[Path], Any]] = dict.fromkeys(bundles(Path(folder)), answers_of)
-        uses |= {path: partial(apply_delta, GOLDEN / f"{path.stem}-3.etcl") for path in sorted(GOLDEN.glob("*.delta"))}
+        uses |= {
+            path: partial(apply_delta_file, GOLDEN / f"{path.stem}-3.etcl") for path in sorted(GOLDEN.glob("*.delta"))
+        }
         originals = {path: use(path) for path, use in uses.items()}
         contents = {path: path.read_bytes() for path in uses}
         for case in range(cases + flips):
@@ -249,7 +251,7 @@ def bundles(folder: Path) -> list[Path]:
     made = []
     for encoding, precision in (("coded", "fp32"), ("packed", "int8")):
         made.append(folder / f"residual-{encoding}.etcl")
-        made[-1].write_bytes(to_bytes(made_bundle(2, "resnet18", 2, 8, precision=precision), encoding))
+        made[-1].write_bytes(made_bundle(2, "resnet18", 2, 8, precision=precision).to_bytes(encoding))
     return [*sorted(GOLDEN.glob("*-7.etcl")), *made]
 
 

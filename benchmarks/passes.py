@@ -31,7 +31,7 @@ import torch
 from record import read_options, write_result
 from served import images, made_bundle, write_made
 
-from etcl_deploy.bundle.bundle import load_bundle, to_bytes
+from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.client.client import Client
 from etcl_deploy.config import Config
 from etcl_deploy.core.pixels import png
@@ -107,7 +107,7 @@ def bundling() -> float:
         scores = (scores + 0.05 * torch.randn(len(scores), generator=chance)).abs()
         masks.append(torch.cat([keep_top(layer, 0.4) for layer in scores.split(bundle.layout.layers)]))
     alike = replace(bundle, masks=masks)
-    return several(lambda: to_bytes(alike, "coded"), 2)
+    return several(lambda: alike.to_bytes("coded"), 2)
 
 
 def cold_task() -> float:

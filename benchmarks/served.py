@@ -15,7 +15,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from etcl_deploy.bundle.bundle import Bundle, BundledTask, to_bytes
+from etcl_deploy.bundle.bundle import Bundle, BundledTask
 from etcl_deploy.bundle.layout import Layout, split
 from etcl_deploy.bundle.precision import reduced_head
 from etcl_deploy.core.operations import NORMS, apply_weight, normalize
@@ -64,7 +64,7 @@ def made_bundle(tasks: int, seed: int = 0, precision: str = "fp32") -> Bundle:
 def write_made(path: Path, tasks: int, seed: int = 0, precision: str = "fp32") -> Path:
     """The file of such a bundle."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(to_bytes(made_bundle(tasks, seed, precision), "packed"))
+    path.write_bytes(made_bundle(tasks, seed, precision).to_bytes("packed"))
     return path
 
 

@@ -1,4 +1,4 @@
-"""Smaller forms of an ONNX file that holds one task: weights in half precision, and files that inflate themselves.
+"""Smaller ONNX files of one task: weights in half precision, or as bits and values that rebuild the weights.
 
 Both leave the graph as it is and put operators before its weights that rebuild them. onnxruntime runs these once, when
 it loads the file: a task takes less room on disk and on the wire, and the same time to answer.
@@ -15,17 +15,19 @@ from onnx import TensorProto, helper, numpy_helper
 
 from etcl_deploy.errors import ExportError
 
-FEWEST = 512  # numbers; below that a weight stays as it is
-# The bits of every byte, first the lowest: a row is looked up, which opset 17 can do and is fast.
+MIN_SIZE = 512  # numbers; a smaller weight stays as it is
+# The bits of every byte, the lowest first. Opset 17 has no operator that unpacks bits; looking up a row is fast.
 BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 
-Rebuild = Callable[[str, np.ndarray], tuple[list[onnx.TensorProto], list[onnx.NodeProto]] | None]
+# The tensors and operators that rebuild a weight of some name and value; None where it stays as it is.
+Rebuilt = tuple[list[onnx.TensorProto], list[onnx.NodeProto]]
+Rebuild = Callable[[str, np.ndarray], Rebuilt | None]
 
 
-def halved(model: onnx.ModelProto) -> None:
+def halve_weights(model: onnx.ModelProto) -> None:
     """Keep weights in half precision; the network still computes in single."""
 
-    def rebuild(name: str, values: np.ndarray) -> tuple[list[onnx.TensorProto], list[onnx.NodeProto]] | None:
+    def rebuild(name: str, values: np.ndarray) -> Rebuilt | None:
         if values.dtype != np.float32:
             return None
         if np.abs(values).max() > np.finfo(np.float16).max:
@@ -36,10 +38,10 @@ def halved(model: onnx.ModelProto) -> None:
     _replace(model, rebuild)
 
 
-def compacted(model: onnx.ModelProto) -> None:
-    """Keep of every weight one bit that says where it is not 0, and there its value."""
+def compact_weights(model: onnx.ModelProto) -> None:
+    """Keep a bit for every number of a weight, and the numbers that are not 0."""
 
-    def rebuild(name: str, values: np.ndarray) -> tuple[list[onnx.TensorProto], list[onnx.NodeProto]] | None:
+    def rebuild(name: str, values: np.ndarray) -> Rebuilt | None:
         flat = values.ravel()
         selected = flat != 0
         chosen = np.concatenate([np.zeros(1, flat.dtype), flat[selected]])
@@ -57,7 +59,7 @@ def compacted(model: onnx.ModelProto) -> None:
             nodes.append(helper.make_node(op, inputs, [output], **attributes))
             return output
 
-        # Where a bit is set, how many were set up to there: the place of its value. Elsewhere 0, the place of a 0.
+        # The place of a number among the values: how many bits are set up to there, or 0, the place of a 0.
         each = add("Gather", "inflate.bits", add("Cast", f"{name}.bits", to=TensorProto.INT32))
         ones = add("Cast", add("Reshape", each, "inflate.flat"), to=TensorProto.INT32)
         places = add("Mul", add("CumSum", ones, "inflate.axis"), ones)
@@ -72,20 +74,18 @@ def compacted(model: onnx.ModelProto) -> None:
         model.graph.initializer.extend(numpy_helper.from_array(v, f"inflate.{name}") for name, v in constants.items())
 
 
-def _replace(model: onnx.ModelProto, rebuild: Rebuild) -> int:
-    """Put operators in the place of every weight that `rebuild` has some for; gives how many."""
-    kept, nodes, count = [], [], 0
+def _replace(model: onnx.ModelProto, rebuild: Rebuild) -> bool:
+    """Replace every weight that `rebuild` has operators for; gives whether there was one."""
+    kept, nodes = [], []
     for tensor in model.graph.initializer:
         values = numpy_helper.to_array(tensor)
-        found = rebuild(tensor.name, values) if values.size >= FEWEST else None
-        if found is None:
-            kept.append(tensor)
-        else:
-            kept += found[0]
-            nodes += found[1]
-            count += 1
+        rebuilt = rebuild(tensor.name, values) if values.size >= MIN_SIZE else None
+        held, operators = rebuilt or ([tensor], [])
+        kept += held
+        nodes += operators
+    replaced = bool(nodes)
     nodes += model.graph.node
     del model.graph.initializer[:], model.graph.node[:]
     model.graph.initializer.extend(kept)
     model.graph.node.extend(nodes)
-    return count
+    return replaced

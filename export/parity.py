@@ -1,4 +1,4 @@
-"""Does an exported model answer like the network it was made from?"""
+"""Compare the answers of an exported model with those of the network it was made from."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ BATCH_SIZE = 256  # images that run together
 
 @dataclass(frozen=True)
 class Limit:
-    """Least share of items with the same class; how far logits, beside the largest, and probabilities may be off."""
+    """The least share of items with the same class, and the largest errors of logits (relative) and probabilities."""
 
     same_class: float
     max_rel_diff: float
     max_score_diff: float
 
 
-# By precision. What 8 bit may cost is measured on items with known classes beside this, see to_onnx.py.
+# By precision. For 8 bit the loss of accuracy is limited too, see to_onnx.py.
 LIMITS = {"fp32": Limit(1.0, 1e-4, 1e-4), "fp16": Limit(0.99, inf, 0.02), "int8": Limit(0.8, inf, inf)}
 MAX_SOFTMAX_DIFFERENCE = 1e-5
 
 
 @dataclass(frozen=True)
 class Parity:
-    """How many items were compared, how many got the same class, the largest difference of logits."""
+    """The number of items compared, the number that got the same class, and the largest difference of logits."""
 
     items: int
     same_class: int
@@ -60,21 +60,21 @@ def expected_of(subnet: Subnet, pixels: Tensor) -> Tensor:
 
 
 def answers_of(loaded: onnxruntime.InferenceSession, pixels: Tensor, **inputs: np.ndarray) -> Tensor:
-    """Logits of an exported one, whose probabilities must be theirs."""
+    """Logits of an exported model. Raises ParityError if its probabilities are not those of its logits."""
     parts = [
         loaded.run(["probabilities", "logits"], {"image": p.numpy(), **inputs}) for p in torch.split(pixels, BATCH_SIZE)
     ]
-    probabilities, logits = (torch.from_numpy(np.concatenate(found)) for found in zip(*parts, strict=True))
+    probabilities, logits = (torch.from_numpy(np.concatenate(outputs)) for outputs in zip(*parts, strict=True))
     if not (probabilities - logits.softmax(1)).abs().max() <= MAX_SOFTMAX_DIFFERENCE:
         raise ParityError("the file's probabilities are not those of its logits; deleted")
     return logits
 
 
-def compare(expected: Tensor, found: Tensor, limit: Limit, what: str) -> Parity:
-    """How two sets of logits compare. Raises ParityError where a class or a logit differs by more than it may."""
-    same = int((found.argmax(1) == expected.argmax(1)).sum())
-    difference = relative_difference(found, expected)
-    score = float((found.softmax(1) - expected.softmax(1)).abs().max())
+def compare(expected: Tensor, answers: Tensor, limit: Limit, what: str) -> Parity:
+    """The difference between two sets of logits. Raises ParityError where it passes the limit."""
+    same = int((answers.argmax(1) == expected.argmax(1)).sum())
+    difference = relative_difference(answers, expected)
+    score = float((answers.softmax(1) - expected.softmax(1)).abs().max())
     close = difference <= limit.max_rel_diff and score <= limit.max_score_diff
     if same < limit.same_class * len(expected) or not close:
         raise ParityError(

@@ -1,10 +1,10 @@
-"""What a mask leaves unused is left out of the network: channels nobody reads, and channels that are always the same.
+"""Leave channels out of a network that its mask leaves unused: those nobody reads, and those that are constant.
 
-A channel whose weights are all masked gives one and the same number everywhere; what reads it gets that number into its
-bias. A channel whose readers have all masked it need not be computed. One cannot be left out where others stand beside
-it: sums want the same channels on both sides, group and layer norms all of theirs, a padded convolution sees the edge
-of what is not 0. And a layer that has a multiple of sixteen keeps one: processors compute as many channels at a time,
-and 31 take onnxruntime a third longer than 32. The network that remains answers as before.
+A channel whose weights are all masked gives the same number everywhere; the layer that reads it gets that number into
+its bias. A channel that all its readers mask need not be computed. Some channels cannot be left out: a sum needs the
+same channels on both sides, group and layer norms need all of theirs, and a padded convolution sees the edge of a
+constant that is not 0. A layer with a multiple of sixteen channels keeps a multiple of sixteen: processors compute as
+many at a time, and 31 take onnxruntime a third longer than 32. The network that remains gives the same answers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Values = dict[str, Tensor]  # of every step, for every channel: its constant, or
 
 
 @dataclass(frozen=True)
-class Pruned:
-    """What was left out of one layer."""
+class PrunedLayer:
+    """How many channels of a layer were kept."""
 
     layer: str
     inputs: int
@@ -36,8 +36,8 @@ class Pruned:
     kept_outputs: int
 
 
-def prune(subnet: Subnet) -> tuple[Subnet, list[Pruned]]:
-    """The same answers from fewer channels; and for every layer, how many."""
+def prune(subnet: Subnet) -> tuple[Subnet, list[PrunedLayer]]:
+    """A network with the same answers from fewer channels; and for every layer, how many."""
     plan, weights = subnet.plan, subnet.weights
     constants = _constants(plan, weights)
     keep = _kept(plan, weights, subnet.head["weight"], constants)
@@ -49,7 +49,7 @@ def prune(subnet: Subnet) -> tuple[Subnet, list[Pruned]]:
         if step.op in ("conv2d", "linear"):
             assert weight is not None
             bias = _with_constants(step, weight, bias, constants[step.inputs[0]], read)
-            report.append(Pruned(step.name, len(read), int(read.sum()), len(own), int(own.sum())))
+            report.append(PrunedLayer(step.name, len(read), int(read.sum()), len(own), int(own.sum())))
             if settings.get("groups", 1) == 1:
                 weight = weight[:, read]
                 settings["in"] = int(read.sum())
@@ -70,39 +70,39 @@ def prune(subnet: Subnet) -> tuple[Subnet, list[Pruned]]:
 
 
 def _constants(plan: Plan, weights: Mapping[str, Tensor]) -> Values:
-    """Step by step, which channels are the same everywhere, whatever the image."""
-    found: Values = {INPUT: torch.full((plan.input[0],), torch.nan)}
+    """Of every step, the channels that are the same everywhere, whatever the image."""
+    constants: Values = {INPUT: torch.full((plan.input[0],), torch.nan)}
     for step in plan.steps:
-        inputs = [found[name] for name in step.inputs]
+        inputs = [constants[name] for name in step.inputs]
         weight, bias = (weights.get(f"{step.name}.{part}") for part in ("weight", "bias"))
         if step.op in ("conv2d", "linear"):
             assert weight is not None
-            found[step.name] = _of_layer(step, weight, bias, inputs[0])
+            constants[step.name] = _of_layer(step, weight, bias, inputs[0])
         elif step.op in ("group_norm", "layer_norm"):
-            found[step.name] = torch.full_like(inputs[0], torch.nan)
+            constants[step.name] = torch.full_like(inputs[0], torch.nan)
         elif step.op == "norm":
             assert weight is not None and bias is not None
-            found[step.name] = inputs[0] * weight + bias
+            constants[step.name] = inputs[0] * weight + bias
         elif step.op == "bias":
             assert weight is not None
-            found[step.name] = inputs[0] + weight
+            constants[step.name] = inputs[0] + weight
         elif step.op == "flatten":
-            found[step.name] = inputs[0].repeat_interleave(_spread(plan, step))
+            constants[step.name] = inputs[0].repeat_interleave(_spread(plan, step))
         elif step.op == "concat":
-            found[step.name] = torch.cat(inputs)
+            constants[step.name] = torch.cat(inputs)
         elif step.op == "max_pool2d":
-            found[step.name] = inputs[0]
+            constants[step.name] = inputs[0]
         elif step.op == "avg_pool2d":
-            found[step.name] = torch.where(_edges(step, inputs[0]), torch.nan, inputs[0])
+            constants[step.name] = torch.where(_edges(step, inputs[0]), torch.nan, inputs[0])
         else:  # an activation, or a sum: number by number
             run = OPERATIONS[step.op].run
             assert run is not None
-            found[step.name] = run(step.settings, *inputs)
-    return found
+            constants[step.name] = run(step.settings, *inputs)
+    return constants
 
 
 def _of_layer(step: Step, weight: Tensor, bias: Tensor | None, constants: Tensor) -> Tensor:
-    """The constants of a layer: those of channels that read nothing that varies."""
+    """The constants of a layer's channels; a channel that reads something that varies has none."""
     unknown = torch.full((len(weight),), torch.nan)
     if step.settings.get("groups", 1) != 1:
         return unknown
@@ -112,7 +112,7 @@ def _of_layer(step: Step, weight: Tensor, bias: Tensor | None, constants: Tensor
 
 
 def _kept(plan: Plan, weights: Mapping[str, Tensor], head: Tensor, constants: Values) -> dict[str, Tensor]:
-    """Of every step, which channels are computed: those somebody reads, and those that stand beside them."""
+    """Of every step, which channels are computed: those somebody reads, and those that must stay beside them."""
     keep = {name: torch.zeros(len(values), dtype=torch.bool) for name, values in constants.items()}
     keep[INPUT][:] = True
     last = plan.steps[-1]
@@ -120,7 +120,7 @@ def _kept(plan: Plan, weights: Mapping[str, Tensor], head: Tensor, constants: Va
     while True:
         before = {name: kept.clone() for name, kept in keep.items()}
         for step in reversed(plan.steps):
-            _ask(plan, step, weights, constants, keep)
+            _keep_inputs(plan, step, weights, constants, keep)
         for kept in keep.values():
             if not kept.any():
                 kept[0] = True  # a tensor has at least one channel
@@ -138,8 +138,10 @@ def _fill_up(kept: Tensor, constants: Tensor) -> None:
     kept[spare[: -int(kept.sum()) % TOGETHER]] = True
 
 
-def _ask(plan: Plan, step: Step, weights: Mapping[str, Tensor], constants: Values, keep: dict[str, Tensor]) -> None:
-    """What a step wants of those it reads; where channels go together, also the other way round."""
+def _keep_inputs(
+    plan: Plan, step: Step, weights: Mapping[str, Tensor], constants: Values, keep: dict[str, Tensor]
+) -> None:
+    """Keep the input channels that a step needs; where channels belong together, also the other way round."""
     own, first = keep[step.name], keep[step.inputs[0]]
     if step.op in ("conv2d", "linear"):
         if step.settings.get("groups", 1) != 1:
@@ -165,7 +167,7 @@ def _ask(plan: Plan, step: Step, weights: Mapping[str, Tensor], constants: Value
 
 
 def _with_constants(step: Step, weight: Tensor, bias: Tensor | None, constants: Tensor, read: Tensor) -> Tensor | None:
-    """The bias of a layer with what it gets from channels that are no longer read."""
+    """The bias of a layer, with what constant channels that are no longer read added to it."""
     if step.settings.get("groups", 1) != 1:
         return bias
     added = _sums(weight)[:, ~read] @ constants[~read].nan_to_num()
@@ -180,17 +182,17 @@ def _reads(weight: Tensor) -> Tensor:
 
 
 def _sums(weight: Tensor) -> Tensor:
-    """What an input that is 1 everywhere adds to each output."""
+    """What each input adds to each output if it is 1 everywhere."""
     return weight.flatten(2).sum(2) if weight.ndim > 2 else weight
 
 
 def _foldable(step: Step, constants: Tensor) -> Tensor:
-    """Which inputs of a layer are known, and look the same to it at the edge."""
+    """Which inputs of a layer are constant, and look the same at the edge."""
     return ~constants.isnan() & ~_edges(step, constants)
 
 
 def _edges(step: Step, constants: Tensor) -> Tensor:
-    """Which channels differ from the zeros a step puts around them."""
+    """Which channels differ from the zeros that a step pads with."""
     padded = max(as_pair(step.settings.get("padding", 0))) > 0
     return constants.ne(0) if padded else torch.zeros_like(constants, dtype=torch.bool)
 

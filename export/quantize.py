@@ -1,4 +1,4 @@
-"""A network in whole numbers of 8 bit, its ranges measured on a task's own images."""
+"""A network in integers of 8 bit, whose ranges are measured on a task's own images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from etcl_deploy.errors import ExportError
 
 BATCH_SIZE = 16  # images that are measured together
 MAX_IMAGES = 512  # images that are measured at all
-# What the network computes with; the image is prepared, and probabilities are computed, in single precision.
+# The operators that become 8 bit. Preparing the image and computing probabilities stay in single precision.
 OPERATORS = ["Conv", "Gemm", "Add", "Relu", "MaxPool", "AveragePool", "Concat", "Flatten"]
 
 
@@ -24,13 +24,13 @@ class _Images(CalibrationDataReader):  # type: ignore[misc]
         self._left: Iterator[np.ndarray] = iter(np.split(pixels, range(BATCH_SIZE, len(pixels), BATCH_SIZE)))
 
     def get_next(self) -> dict[str, np.ndarray] | None:
-        """Some images more, or None after the last."""
+        """The next images, or None after the last."""
         part = next(self._left, None)
         return None if part is None else {"image": part}
 
 
 def quantized(model: onnx.ModelProto, pixels: np.ndarray) -> onnx.ModelProto:
-    """The model with weights and activations in 8 bit, from what prepared images do in it."""
+    """The model with weights and activations in 8 bit, their ranges measured on prepared images."""
     if not len(pixels):
         raise ExportError("there is no image to measure ranges on")
     # Seven bits for weights: processors without VNNI add pairs of products in 16 bit, where eight would overflow.
@@ -39,7 +39,7 @@ def quantized(model: onnx.ModelProto, pixels: np.ndarray) -> onnx.ModelProto:
         plain.write_bytes(model.SerializeToString())
         logger = logging.getLogger()
         level = logger.level
-        logger.setLevel(logging.ERROR)  # it advises on the command line to run another tool first
+        logger.setLevel(logging.ERROR)  # it would advise users of the command line to run another tool first
         try:
             quantize_static(
                 plain,
@@ -55,6 +55,6 @@ def quantized(model: onnx.ModelProto, pixels: np.ndarray) -> onnx.ModelProto:
             )
         finally:
             logger.setLevel(level)
-        found = onnx.load(small, load_external_data=False)
-    found.metadata_props.extend(entry for entry in model.metadata_props if entry not in found.metadata_props)
-    return found
+        small_model = onnx.load(small, load_external_data=False)
+    small_model.metadata_props.extend(x for x in model.metadata_props if x not in small_model.metadata_props)
+    return small_model

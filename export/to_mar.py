@@ -1,7 +1,7 @@
 """A bundle to a TorchServe archive that needs nothing of ours on the server.
 
 The archive carries the bundle, the handler and the few modules of this package the handler uses. A server needs
-torch, torchserve (with PyYAML and Pillow) and safetensors.
+torch and torchserve (with PyYAML and Pillow).
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from etcl_deploy.bundle.bundle import load_bundle, to_bytes
+from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.core import atomic
 from etcl_deploy.errors import ExportError
 
@@ -31,20 +30,13 @@ HANDLER_NAME = "etcl_handler.py"
 CONFIG_NAME = "model-config.yaml"
 VERSION = "1.0"
 # What the handler imports, and what that imports: no trainer, no data readers, no config.
-CARRIED = (
-    "__init__",
-    "errors",
-    "core",
-    "bundle",
-    "runtime",
-)
-
+CARRIED = ("__init__", "errors", "core", "bundle", "runtime")
 
 ModelConfig = Mapping[str, Any]
 
 
 def archive(bundle: Path, name: str, model_store: Path, settings: ModelConfig | None = None) -> Path:
-    """`model_store/name.mar`, written again only if what belongs in it has changed.
+    """The path of `model_store/name.mar`, which is written again only if its content has changed.
 
     `settings` replace values of model-config.yaml, which TorchServe puts above its own configuration file.
     """
@@ -57,25 +49,15 @@ def archive(bundle: Path, name: str, model_store: Path, settings: ModelConfig | 
     return target
 
 
-@contextmanager
-def archive_waiting(bundle: Path, name: str, model_store: Path, settings: ModelConfig) -> Iterator[None]:
-    """`model_store/name.mar` is written when the block begins, and takes its place when that ends well."""
-    with atomic.replacing(model_store / f"{name}.mar") as temporary:
-        _run_archiver(_contents(bundle, settings), name, VERSION, temporary)
-        yield
-
-
-def archive_version(bundle: Path, name: str, version: str, target: Path, settings: ModelConfig) -> None:
-    """The archive of another version of a model, in a file of its own."""
-    with atomic.replacing(target) as temporary:
-        _run_archiver(_contents(bundle, settings), name, version, temporary)
+def write_archive(bundle: Path, name: str, version: str, target: Path, settings: ModelConfig) -> None:
+    """Write the archive of any version of a model to `target`."""
+    _run_archiver(_contents(bundle, settings), name, version, target)
 
 
 def settings_of(archive: Path) -> dict[str, Any]:
-    """What the model-config.yaml of an archive says."""
+    """The values of the model-config.yaml in an archive."""
     with zipfile.ZipFile(archive) as opened:
-        found: dict[str, Any] = yaml.safe_load(opened.read(CONFIG_NAME))
-    return found
+        return dict(yaml.safe_load(opened.read(CONFIG_NAME)))
 
 
 def check_name(name: str) -> None:
@@ -103,16 +85,16 @@ def _contents(bundle: Path, settings: ModelConfig) -> dict[str, bytes]:
 
 
 def _packed(path: Path) -> bytes:
-    """The bundle with its masks packed: a server maps them, and needs nothing to decode them with."""
+    """The bundle with its masks packed: a server maps them, and needs no library to decode them."""
     bundle = load_bundle(path)
-    return path.read_bytes() if bundle.encoding == "packed" else to_bytes(bundle, "packed")
+    return path.read_bytes() if bundle.encoding == "packed" else bundle.to_bytes("packed")
 
 
 def _is_current(target: Path, contents: dict[str, bytes]) -> bool:
     try:
         with zipfile.ZipFile(target) as archive:
             return all(archive.read(name) == data for name, data in contents.items())
-    except (OSError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):  # not one, or damaged
+    except (OSError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):  # no archive, or a damaged one
         return False
 
 
@@ -139,7 +121,7 @@ def _run_archiver(contents: dict[str, bytes], name: str, version: str, target: P
         done = subprocess.run(
             [sys.executable, "-m", "model_archiver.model_packaging", *words],
             cwd=root / "in",
-            # The archiver empties <temporary directory>/<name>, whatever is in it: give it one of its own.
+            # The archiver empties <temporary directory>/<name>, whatever is in it, so it gets a directory of its own.
             env={**os.environ, "TMPDIR": str(root / "tmp")},
             capture_output=True,
             text=True,

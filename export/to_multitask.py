@@ -1,7 +1,7 @@
 """All tasks of a bundle in one ONNX file: the backbone once, a mask in packed bits for every task, all heads.
 
-Beside `image` it takes `task_id`, the number of a task in the file's list. What a task has of its own lies in tables
-with a row for every task; the row is taken, its bits are unpacked and select weights, each time the network runs.
+Beside `image` it takes `task_id`, the number of a task in the file's list. Masks and other values of a task lie in
+tables with a row for every task. Each time the network runs it takes one row, unpacks its bits and selects weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from etcl_deploy.bundle.layout import split
 from etcl_deploy.core import atomic
 from etcl_deploy.core.plan import Plan
 from etcl_deploy.core.task import load
-from etcl_deploy.export.compress import BITS, halved
+from etcl_deploy.export.compress import BITS, halve_weights
 from etcl_deploy.export.parity import (
     LIMITS,
     SEEDED_ITEMS,
@@ -33,7 +33,7 @@ from etcl_deploy.export.parity import (
     seeded_images,
     session,
 )
-from etcl_deploy.export.to_onnx import Examples, Form, metadata, write_checked
+from etcl_deploy.export.to_onnx import ExamplesOf, OnnxOptions, metadata, write_checked
 from etcl_deploy.runtime.onnx_graph import Graph, as_model, write_network
 from etcl_deploy.runtime.subnet import Folding, materialize, select
 
@@ -42,7 +42,7 @@ COMPARED = 8  # made-up images for each task
 
 @dataclass(frozen=True)
 class MultitaskReport:
-    """What was written, and how it compared over all tasks."""
+    """The file that was written, and how its answers compare with the bundle's over all tasks."""
 
     file: str
     tasks: list[str]
@@ -53,7 +53,7 @@ class MultitaskReport:
 
 
 class TaskGraph(Graph):
-    """A graph whose weights differ from task to task: in their place stand operators that take a task's own."""
+    """A graph whose weights differ from task to task: operators that select those of a task stand in their place."""
 
     def __init__(self, tables: dict[str, Tensor], masks: dict[str, Tensor], scales: dict[str, Tensor]) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class TaskGraph(Graph):
         super().constant("zero", np.array([0]))
 
     def constant(self, name: str, value: Tensor | np.ndarray) -> str:
-        """A tensor of the file, of the task that is asked for where tasks differ in it; gives its name."""
+        """Add a tensor, or where tasks differ in it the operators that select a task's own; gives its name."""
         key = name.removeprefix("step/")
         if key in self._tables:
             table = self._tables[key].view(-1, *value.shape)
@@ -89,37 +89,39 @@ class TaskGraph(Graph):
 
 
 def export_multitask(
-    bundle: Bundle, path: str | Path, form: Form | None = None, examples: Examples = lambda task: None
+    bundle: Bundle, path: str | Path, options: OnnxOptions | None = None, examples_of: ExamplesOf = lambda task: None
 ) -> MultitaskReport:
-    """Write all tasks to `path` once each answers like the bundle, on its examples' test part or made-up items."""
-    path, form = Path(path), form or Form()
+    """Write all tasks to `path` once each answers like the bundle, on test images of `examples_of` or made-up ones."""
+    path, options = Path(path), options or OnnxOptions()
     atomic.check_replaceable(path)
-    model = _model(bundle, form)
-    if form.precision == "fp16":
-        halved(model)
+    model = _model(bundle, options)
+    if options.precision == "fp16":
+        halve_weights(model)
     made_up = seeded_images(bundle.preprocessing)[:: SEEDED_ITEMS // COMPARED]
     with atomic.replacing(path) as temporary:
         write_checked(model, temporary, "all tasks")
         loaded = session(temporary)
-        found = []
+        compared = []
         for number, task in enumerate(bundle.tasks):
-            own = examples(task)
+            own = examples_of(task)
             pixels = made_up if own is None else load(own.test_x)
             answers = answers_of(loaded, pixels, task_id=np.array(number))
             expected = expected_of(materialize(bundle, task), pixels)
-            found.append(compare(expected, answers, LIMITS[form.precision], f"task {task!r} in {path.name}"))
+            compared.append(compare(expected, answers, LIMITS[options.precision], f"task {task!r} in {path.name}"))
     parity = Parity(
-        sum(one.items for one in found), sum(one.same_class for one in found), max(one.max_rel_diff for one in found)
+        sum(one.items for one in compared),
+        sum(one.same_class for one in compared),
+        max(one.max_rel_diff for one in compared),
     )
-    return MultitaskReport(str(path), list(bundle.tasks), path.stat().st_size, form.opset, form.precision, parity)
+    return MultitaskReport(str(path), list(bundle.tasks), path.stat().st_size, options.opset, options.precision, parity)
 
 
-def _model(bundle: Bundle, form: Form) -> onnx.ModelProto:
+def _model(bundle: Bundle, options: OnnxOptions) -> onnx.ModelProto:
     graph, plan, first = _tabled(bundle)
     features = write_network(graph, plan, bundle.preprocessing, first)
     logits = _write_head(graph, bundle, features)
     graph.add("Softmax", [logits], "probabilities", axis=1)
-    model = as_model(graph, bundle.preprocessing, {"probabilities": "classes", "logits": "classes"}, form.opset)
+    model = as_model(graph, bundle.preprocessing, {"probabilities": "classes", "logits": "classes"}, options.opset)
     model.graph.input.append(helper.make_tensor_value_info("task_id", TensorProto.INT64, []))
     tasks = bundle.tasks.values()
     own = {
@@ -127,7 +129,7 @@ def _model(bundle: Bundle, form: Form) -> onnx.ModelProto:
         "etcl.classes": json.dumps([task.classes for task in tasks]),
         "etcl.accuracy": json.dumps([task.accuracy for task in tasks]),
     }
-    helper.set_model_props(model, own | metadata(bundle, form))
+    helper.set_model_props(model, own | metadata(bundle, options))
     return model
 
 

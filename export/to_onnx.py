@@ -1,8 +1,8 @@
 """One task of a bundle as a stand-alone ONNX file.
 
 The graph is written from the plan, step by step, rather than traced: it takes milliseconds, holds exactly the
-operators of `operators.py`, and has no dependency on the exporter of one torch version. What the task's mask leaves
-unused is left out. Nothing is believed: every file is run in onnxruntime and compared before it gets its name.
+operators of `onnx_graph.py`, and does not depend on the exporter of one torch version. Channels that the task's mask
+leaves unused are left out. Every file is run in onnxruntime and compared with the bundle before it gets its name.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from etcl_deploy.bundle.bundle import Bundle
 from etcl_deploy.core import atomic
 from etcl_deploy.core.task import Items, Task, load, percent_right
 from etcl_deploy.errors import ExportError
-from etcl_deploy.export.compress import compacted, halved
+from etcl_deploy.export.compress import compact_weights, halve_weights
 from etcl_deploy.export.parity import LIMITS, Parity, answers_of, compare, expected_of, seeded_images, session
-from etcl_deploy.export.prune import Pruned, prune
+from etcl_deploy.export.prune import PrunedLayer, prune
 from etcl_deploy.runtime.onnx_graph import OPSET, Graph, as_model, write_linear, write_network
 from etcl_deploy.runtime.subnet import Subnet, materialize
 
-Examples = Callable[[str], Task | None]  # images of a task with known classes, where there are any
+ExamplesOf = Callable[[str], Task | None]  # from a task's name, its images with known classes, or None
 
 MAX_LOSS = 1.0  # points of accuracy that 8 bit may cost
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a file is: its opset, the precision of its weights, and whether it inflates itself when it is loaded."""
+class OnnxOptions:
+    """How a file is written: its opset, the precision of weights, and whether they are rebuilt from bits on loading."""
 
     opset: int = OPSET
     precision: str = "fp32"  # fp16: weights only; int8: weights and what is computed from them
@@ -52,7 +52,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """In percent, on so many images with known classes: the bundle's, and the file's."""
+    """The accuracy of the bundle and of the file, in percent, on `items` images with known classes."""
 
     items: int
     before: float
@@ -61,7 +61,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """What was written, how it compared, and what was left out of every layer."""
+    """The file that was written, how its answers compare, and the channels left in every layer."""
 
     file: str
     task: str
@@ -71,7 +71,7 @@ class OnnxReport:
     compact: bool
     parity: Parity
     accuracy: Accuracy | None
-    layers: Sequence[Pruned]
+    layers: Sequence[PrunedLayer]
 
 
 def export_task(
@@ -79,28 +79,28 @@ def export_task(
     task: str,
     path: str | Path,
     pixels: Tensor | None = None,
-    form: Form | None = None,
+    options: OnnxOptions | None = None,
     examples: Task | None = None,
     max_loss: float = MAX_LOSS,
 ) -> OnnxReport:
     """Write `task` to `path` once it answers like the bundle, on `pixels` (prepared images) or seeded ones.
 
-    `examples` are images of the task with known classes: 8 bit is calibrated on its training part, and what is compared
-    is its test part, of which a file may get `max_loss` points less right than the bundle.
+    `examples` are images of the task with known classes. 8 bit is calibrated on their training part. Answers are
+    compared on their test part, where the accuracy of the file may be `max_loss` points below that of the bundle.
     """
-    path, form = Path(path), form or Form()
+    path, options = Path(path), options or OnnxOptions()
     atomic.check_replaceable(path)
     known = None if examples is None else _matched(examples, bundle, task)
     subnet = materialize(bundle, task)
     smaller, layers = prune(subnet)
-    model = _formed(task_model(bundle, task, smaller, form), form, examples)
+    model = _reduced(task_model(bundle, task, smaller, options), options, examples)
     images = load(known.images) if known else seeded_images(bundle.preprocessing) if pixels is None else pixels
     accuracy = None
     with atomic.replacing(path) as temporary:
         write_checked(model, temporary, f"task {task!r}")
-        expected, found = expected_of(subnet, images), answers_of(session(temporary), images)
+        expected, answers = expected_of(subnet, images), answers_of(session(temporary), images)
         if known:
-            accuracy = _accuracy(known, expected, found)
+            accuracy = _accuracy(known, expected, answers)
             if not accuracy.before - accuracy.after <= max_loss:
                 raise ExportError(
                     f"{path.name} gets {accuracy.after:.2f} % of {accuracy.items} test images right where the bundle "
@@ -108,23 +108,25 @@ def export_task(
                 )
             model.metadata_props.add(key="etcl.measured", value=json.dumps(asdict(accuracy)))
             temporary.write_bytes(model.SerializeToString(deterministic=True))
-        parity = compare(expected, found, LIMITS[form.precision], path.name)
+        parity = compare(expected, answers, LIMITS[options.precision], path.name)
     size = path.stat().st_size
-    return OnnxReport(str(path), task, size, form.opset, form.precision, form.compact, parity, accuracy, layers)
+    return OnnxReport(
+        str(path), task, size, options.opset, options.precision, options.compact, parity, accuracy, layers
+    )
 
 
-def _formed(model: onnx.ModelProto, form: Form, examples: Task | None) -> onnx.ModelProto:
-    """A model in the precision and size that is wanted."""
-    if form.precision == "int8":
+def _reduced(model: onnx.ModelProto, options: OnnxOptions, examples: Task | None) -> onnx.ModelProto:
+    """A model in the precision and size that the options ask for."""
+    if options.precision == "int8":
         if examples is None:
             raise ExportError("8 bit need images of the task to be calibrated on")
         from etcl_deploy.export.quantize import quantized  # imports much
 
         model = quantized(model, load(examples.train_x).numpy())
-    elif form.precision == "fp16":
-        halved(model)
-    if form.compact:
-        compacted(model)
+    elif options.precision == "fp16":
+        halve_weights(model)
+    if options.compact:
+        compact_weights(model)
     return model
 
 
@@ -137,32 +139,32 @@ def write_checked(model: onnx.ModelProto, path: Path, what: str) -> None:
         raise ExportError(f"the graph of {what} is not valid ONNX: {error}") from None
 
 
-def metadata(bundle: Bundle, form: Form) -> dict[str, str]:
-    """What every file says of where it comes from."""
+def metadata(bundle: Bundle, options: OnnxOptions) -> dict[str, str]:
+    """The metadata of every file about its origin."""
     versions = {"etcl_deploy": etcl_deploy.__version__, "onnx": onnx.__version__, "torch": version("torch")}
     return {
         "etcl.bundle": bundle.digest,
         "etcl.preprocessing": json.dumps(bundle.preprocessing.as_json(), sort_keys=True),
-        "etcl.precision": form.precision,
+        "etcl.precision": options.precision,
         "etcl.versions": json.dumps(versions, sort_keys=True),
     }
 
 
-def task_model(bundle: Bundle, task: str, subnet: Subnet, form: Form | None = None) -> onnx.ModelProto:
+def task_model(bundle: Bundle, task: str, subnet: Subnet, options: OnnxOptions | None = None) -> onnx.ModelProto:
     """The model of a task's network, whole and in single precision."""
-    form, graph = form or Form(), Graph()
+    options, graph = options or OnnxOptions(), Graph()
     features = write_network(graph, subnet.plan, bundle.preprocessing, subnet.weights)
     logits = write_linear(graph, features, "logits", subnet.head["weight"], subnet.head.get("bias"))
     graph.add("Softmax", [logits], "probabilities", axis=1)
     entry = bundle.task(task)
     outputs = {"probabilities": len(entry.classes), "logits": len(entry.classes)}
-    model = as_model(graph, bundle.preprocessing, outputs, form.opset)
+    model = as_model(graph, bundle.preprocessing, outputs, options.opset)
     own = {
         "etcl.task": task,
         "etcl.classes": json.dumps(entry.classes),
         "etcl.accuracy": json.dumps(entry.accuracy),
     }
-    helper.set_model_props(model, own | metadata(bundle, form))
+    helper.set_model_props(model, own | metadata(bundle, options))
     return model
 
 

@@ -12,7 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: tests share
 import pytest
 import torch
 
-from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
+from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.config import Config
 from etcl_deploy.core.task import Task
 from etcl_deploy.learn.run import Run
@@ -63,5 +63,5 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
 def bundle_file(request: pytest.FixtureRequest, learned: Learned, tmp_path: Path) -> Path:
     """A copy a test may damage, with masks either way."""
     path = tmp_path / "copy.etcl"
-    path.write_bytes(to_bytes(learned.bundle, request.param))
+    path.write_bytes(learned.bundle.to_bytes(request.param))
     return path

@@ -1,9 +1,13 @@
-"""Bundles made up from random numbers: nothing is learned, everything is there."""
+"""Bundles made up from random numbers: nothing is learned, everything is there. And files, taken apart."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
 
+from etcl_deploy.bundle import format
 from etcl_deploy.bundle.bundle import Bundle, BundledTask
 from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.bundle.precision import reduced_head, reduced_weights
@@ -42,3 +46,10 @@ def made_bundle(
         made[name] = BundledTask(name, classes, share, 50.0 + number % 49, 51.0 + number % 49, norm, reduced)
     stored, scale = reduced_weights(torch.where(torch.stack(masks).any(0), weights, 0), precision, masks, layout)
     return Bundle(backbone, plan, preprocessing, stored, scale, made, masks, {"recipe": "made up"})
+
+
+def parts_of(path: Path, key: str = format.BUNDLE) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The manifest and sections of a file, to be changed and given to `format.to_bytes` again."""
+    manifest, sections, _ = format.from_bytes(path.read_bytes(), key)
+    del manifest["sections"]
+    return manifest, {name: tensor.clone() for name, tensor in sections.items()}

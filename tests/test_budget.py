@@ -12,7 +12,7 @@ import torch
 from factories import made_bundle
 
 from etcl_deploy.bundle import format
-from etcl_deploy.bundle.bundle import FEW, LONGEST, check_effort, to_bytes
+from etcl_deploy.bundle.bundle import FEW, LONGEST, check_effort
 from etcl_deploy.errors import BundleError
 
 # Reads a small bundle, which loads all code, then the one in question; says how much more memory that took.
@@ -45,7 +45,7 @@ def taken(path: Path, folder: Path) -> tuple[str, int]:
     if not Path("/proc/self/status").exists():
         pytest.skip("no /proc/self/status to measure memory by")
     small = folder / "small.etcl"
-    small.write_bytes(to_bytes(made_bundle(2), "coded"))
+    small.write_bytes(made_bundle(2).to_bytes("coded"))
     done = subprocess.run(
         [sys.executable, "-c", READER, small, path], capture_output=True, text=True, check=True, timeout=300
     )
@@ -67,7 +67,7 @@ def allowed(path: Path, weights: int) -> int:
 def test_reading_a_task_keeps_to_the_budget(tmp_path: Path, encoding: str, density: float, precision: str) -> None:
     """However many weights there are, and however few of them are used."""
     bundle, path = made_bundle(6, "fcn3", 800, 28, density, precision), tmp_path / "large.etcl"
-    path.write_bytes(to_bytes(bundle, encoding))
+    path.write_bytes(bundle.to_bytes(encoding))
     outcome, count = taken(path, tmp_path)
     assert outcome == "read" and count > 4 * bundle.layout.weight_count, "it was really measured"
     assert count < allowed(path, bundle.layout.weight_count)
@@ -99,4 +99,4 @@ def test_what_could_not_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as smaller:
         smaller.setattr("etcl_deploy.bundle.bundle.LONGEST", 100)
         with pytest.raises(BundleError, match="too many for coded masks"):
-            to_bytes(made_bundle(2), "coded")
+            made_bundle(2).to_bytes("coded")

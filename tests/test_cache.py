@@ -45,8 +45,9 @@ def test_the_least_recently_used_goes_first() -> None:
     maker = Maker(30)
     maker.use("a", "b", "c", "a", "d")
     assert maker.dropped == ["b"]
-    assert list(maker.cache.held()) == ["c", "a", "d"]
-    assert (maker.cache.hits, maker.cache.misses, maker.cache.evictions) == (1, 4, 1)
+    state = maker.cache.state()
+    assert list(state.tasks) == ["c", "a", "d"]
+    assert (state.hits, state.misses, state.evictions) == (1, 4, 1)
 
 
 def test_what_is_in_use_stays() -> None:
@@ -68,7 +69,7 @@ def test_pinned_ones_stay_and_cannot_take_more_than_there_is() -> None:
     maker.cache.pin("b")
     with pytest.raises(CacheError, match="'c' cannot be kept ready: it takes 10 bytes, the 2 kept already 20"):
         maker.cache.pin("c")
-    assert maker.cache.pinned == ["a", "b"]
+    assert maker.cache.state().pinned == ["a", "b"]
     maker.cache.unpin("a")
     maker.use("c", "d")
     assert "a" not in maker.cache.held()

@@ -21,7 +21,7 @@ import pytest
 from conftest import Learned
 from loopback import answering, expect
 
-from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
+from etcl_deploy.bundle.bundle import Bundle, load_bundle, save
 from etcl_deploy.client import client as module
 from etcl_deploy.client.client import AsyncClient, Client
 from etcl_deploy.core.pixels import png
@@ -362,7 +362,7 @@ def served(learned: Learned, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     store = tmp_path_factory.mktemp("store")
     first, *others = learned.bundle.tasks.values()
     tasks = {task.name: task for task in (replace(first, name=FOREIGN), *others)}
-    save(store / "digits.etcl", to_bytes(replace(learned.bundle, tasks=tasks), "packed"))
+    save(store / "digits.etcl", replace(learned.bundle, tasks=tasks).to_bytes("packed"))
     archive(store / "digits.etcl", "digits", store, {"batchSize": 8, "maxBatchDelay": 20})
     with serving("digits", store, any_free_port()) as server:
         yield Served(server, load_bundle(store / "digits.etcl"))

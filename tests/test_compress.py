@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from etcl_deploy.errors import ExportError
 from etcl_deploy.export import quantize, to_onnx
-from etcl_deploy.export.compress import compacted, halved
+from etcl_deploy.export.compress import compact_weights, halve_weights
 from etcl_deploy.export.parity import session
-from etcl_deploy.export.to_onnx import Form, export_task
+from etcl_deploy.export.to_onnx import OnnxOptions, export_task
 
 
 @pytest.mark.parametrize(("density", "most"), [(0.4, 0.45), (0.1, 0.15)])
@@ -24,7 +24,7 @@ def test_a_compact_file_is_as_small_as_its_mask(tmp_path: Path, density: float, 
     """Bits and values of resnet18; the answers are those of the dense file, to the bit."""
     bundle = made_bundle(1, "resnet18", 20, 16, density=density)
     plain = export_task(bundle, "täsk 0", tmp_path / "plain.onnx")
-    small = export_task(bundle, "täsk 0", tmp_path / "small.onnx", form=Form(compact=True))
+    small = export_task(bundle, "täsk 0", tmp_path / "small.onnx", options=OnnxOptions(compact=True))
     assert small.bytes <= most * plain.bytes
     assert plain.opset == small.opset == 17
     pixels = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 1), np.uint8)
@@ -49,7 +49,7 @@ def test_weights_of_any_size_and_kind_inflate_to_themselves(size: int, kind: typ
             [numpy_helper.from_array(values, "w")],
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        compacted(model)
+        compact_weights(model)
         assert "CumSum" in {node.op_type for node in model.graph.node}
         onnx.checker.check_model(model, full_check=True)
         import onnxruntime
@@ -64,9 +64,9 @@ def test_what_would_not_get_smaller_stays() -> None:
     for name, values in (("dense", np.ones(1000, np.float32)), ("few", np.zeros(100, np.float32))):
         model.graph.initializer.append(numpy_helper.from_array(values, name))
     before = model.SerializeToString(deterministic=True)
-    compacted(model)
+    compact_weights(model)
     assert model.SerializeToString(deterministic=True) == before
-    halved(model)
+    halve_weights(model)
     assert [tensor.data_type for tensor in model.graph.initializer] == [TensorProto.FLOAT16, TensorProto.FLOAT]
 
 
@@ -74,7 +74,11 @@ def test_half_precision_is_half_the_size(learned: Learned, tmp_path: Path) -> No
     """With nearly the same answers; and with a mask inflated, smaller still."""
     task = learned.tasks[3]
     sizes = {}
-    for name, form in (("fp32", Form()), ("fp16", Form(precision="fp16")), ("both", Form(17, "fp16", True))):
+    for name, form in (
+        ("fp32", OnnxOptions()),
+        ("fp16", OnnxOptions(precision="fp16")),
+        ("both", OnnxOptions(17, "fp16", True)),
+    ):
         report = export_task(learned.bundle, task.name, tmp_path / f"{name}.onnx", task.test_x, form)
         assert report.parity.max_rel_diff < (1e-4 if name == "fp32" else 1e-2)
         sizes[name] = report.bytes
@@ -87,8 +91,8 @@ def test_8_bit_cost_hardly_any_accuracy(learned: Learned, tmp_path: Path, compac
     """Calibrated on the task's training images, measured on its test images."""
     task = learned.tasks[0]
     plain = export_task(learned.bundle, task.name, tmp_path / "plain.onnx")
-    form = Form(precision="int8", compact=compact)
-    report = export_task(learned.bundle, task.name, tmp_path / "small.onnx", form=form, examples=task, max_loss=3)
+    form = OnnxOptions(precision="int8", compact=compact)
+    report = export_task(learned.bundle, task.name, tmp_path / "small.onnx", options=form, examples=task, max_loss=3)
     assert report.accuracy is not None
     assert report.accuracy.items == len(task.test_x)
     assert report.accuracy.before == pytest.approx(learned.bundle.task(task.name).accuracy, abs=0.01)
@@ -108,21 +112,23 @@ def test_8_bit_that_cost_too_much_are_not_kept(
     with pytest.raises(
         ExportError, match=r"gets .* % of \d+ test images right where the bundle gets .* may lose 1 points"
     ):
-        export_task(learned.bundle, task.name, tmp_path / "t.onnx", form=Form(precision="int8"), examples=task)
+        export_task(
+            learned.bundle, task.name, tmp_path / "t.onnx", options=OnnxOptions(precision="int8"), examples=task
+        )
     assert not list(tmp_path.iterdir())
 
 
 def test_8_bit_need_images_of_the_task(learned: Learned, tmp_path: Path) -> None:
     """And of its classes, no others."""
-    form = Form(precision="int8")
+    form = OnnxOptions(precision="int8")
     with pytest.raises(ExportError, match="need images of the task"):
-        export_task(learned.bundle, "parity", tmp_path / "t.onnx", form=form)
+        export_task(learned.bundle, "parity", tmp_path / "t.onnx", options=form)
     with pytest.raises(ExportError, match="have the class '0'; it has: even, odd"):
-        export_task(learned.bundle, "parity", tmp_path / "t.onnx", form=form, examples=learned.tasks[0])
+        export_task(learned.bundle, "parity", tmp_path / "t.onnx", options=form, examples=learned.tasks[0])
     task = learned.tasks[4]
     none = to_onnx.Task("parity", task.classes, task.train_x, task.train_y, task.test_x[:0], task.test_y[:0])
     with pytest.raises(ExportError, match="no test image for task 'parity'"):
-        export_task(learned.bundle, "parity", tmp_path / "t.onnx", form=form, examples=none)
+        export_task(learned.bundle, "parity", tmp_path / "t.onnx", options=form, examples=none)
     with pytest.raises(ExportError, match="no image to measure"):
         quantize.quantized(onnx.ModelProto(), np.empty((0, 1), np.uint8))
 
@@ -142,9 +148,9 @@ def test_the_opset_is_a_choice(learned: Learned, tmp_path: Path, opset: int, fin
     """From 17 to the latest onnx knows."""
     if not fine:
         with pytest.raises(ExportError, match=f"opset {opset} is not written; 17 to"):
-            Form(opset)
+            OnnxOptions(opset)
         return
-    report = export_task(learned.bundle, "parity", tmp_path / "t.onnx", form=Form(opset))
+    report = export_task(learned.bundle, "parity", tmp_path / "t.onnx", options=OnnxOptions(opset))
     assert report.opset == opset
     assert [entry.version for entry in onnx.load(tmp_path / "t.onnx").opset_import] == [opset]
 
@@ -152,7 +158,7 @@ def test_the_opset_is_a_choice(learned: Learned, tmp_path: Path, opset: int, fin
 def test_a_precision_nobody_knows_is_refused() -> None:
     """By name."""
     with pytest.raises(ExportError, match="precision 'int4' is unknown; known: fp32, fp16, int8"):
-        Form(precision="int4")
+        OnnxOptions(precision="int4")
 
 
 def test_the_file_of_a_shrunk_task_is_smaller(tmp_path: Path) -> None:

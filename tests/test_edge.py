@@ -18,7 +18,7 @@ from etcl_deploy.edge import Model
 from etcl_deploy.errors import BadImageError, ModelError, UnknownTaskError
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_multitask import export_multitask
-from etcl_deploy.export.to_onnx import Form, export_task
+from etcl_deploy.export.to_onnx import OnnxOptions, export_task
 from etcl_deploy.runtime.predictor import Predictor
 
 
@@ -26,7 +26,7 @@ from etcl_deploy.runtime.predictor import Predictor
 def files(learned: Learned, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("edge")
     export_task(learned.bundle, "parity", folder / "one.onnx")
-    export_task(learned.bundle, "parity", folder / "compact.onnx", form=Form(compact=True))
+    export_task(learned.bundle, "parity", folder / "compact.onnx", options=OnnxOptions(compact=True))
     export_multitask(learned.bundle, folder / "all.onnx")
     return {path.stem: path for path in folder.iterdir()}
 

@@ -19,7 +19,7 @@ from etcl_deploy.edge import Model
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_mar import archive
 from etcl_deploy.export.to_multitask import export_multitask
-from etcl_deploy.export.to_onnx import Form, export_task
+from etcl_deploy.export.to_onnx import OnnxOptions, export_task
 from etcl_deploy.export.web.site import write_site
 from etcl_deploy.learn.trainer import predict
 from etcl_deploy.runtime.predictor import Predictor
@@ -64,7 +64,9 @@ def test_the_same_image_gets_the_same_answer_everywhere(learned: Learned, tmp_pa
             pixels, files = images.numpy(), [png(image) for image in images]
             expected = predict(learned.run.network, task.name, images).softmax(1).numpy()
             for name in ("plain", "compact"):
-                export_task(learned.bundle, task.name, tmp_path / f"{name}.onnx", form=Form(compact=name == "compact"))
+                export_task(
+                    learned.bundle, task.name, tmp_path / f"{name}.onnx", options=OnnxOptions(compact=name == "compact")
+                )
             answers = {
                 "Predictor": predictor.predict(list(images), [task.name] * ITEMS),
                 "TorchServe": [client.predict(file, task.name) for file in files],

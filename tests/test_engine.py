@@ -14,9 +14,8 @@ from factories import made_bundle
 from test_subnet import bias, conv, norm
 from test_subnet import learned as learned_of
 
-from etcl_deploy.bundle.bundle import Bundle, load_bundle, to_bytes
+from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.core.plan import INPUT, Step
-from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.network.backbones import BACKBONES
 from etcl_deploy.runtime import arrangement, onnx_engine
 from etcl_deploy.runtime import engine as engines
@@ -89,16 +88,16 @@ def test_an_item_gets_the_same_bits_alone_and_in_any_batch(learned: Learned) -> 
 def test_processes_share_what_the_first_has_made(tmp_path: Path) -> None:
     """A second engine in the same directory maps the same file; another bundle has its own."""
     path = tmp_path / "x.etcl"
-    path.write_bytes(to_bytes(made_bundle(3), "packed"))
+    path.write_bytes(made_bundle(3).to_bytes("packed"))
     first = OnnxEngine(load_bundle(path), tmp_path)
     (file,) = tmp_path.glob("ready-*.bin")
     stamp = file.stat().st_mtime_ns, file.stat().st_ino
     second = OnnxEngine(load_bundle(path), tmp_path)
     assert (file.stat().st_mtime_ns, file.stat().st_ino) == stamp
-    assert np.array_equal(first._rows.bits, second._rows.bits)
+    assert np.array_equal(first._table.masks, second._table.masks)
     with pytest.raises(ValueError, match="read-only"):
-        second._rows.base[0] = 1
-    path.write_bytes(to_bytes(made_bundle(4), "packed"))
+        second._table.weights[0] = 1
+    path.write_bytes(made_bundle(4).to_bytes("packed"))
     OnnxEngine(load_bundle(path), tmp_path)
     assert len(list(tmp_path.glob("ready-*.bin"))) == 2
     assert not [left for left in tmp_path.iterdir() if "half" in left.name]
@@ -121,7 +120,7 @@ def test_the_fastest_engine_that_answers_right_is_chosen(learned: Learned, monke
     """By measurement; one that is missing, breaks or answers otherwise is passed over."""
     bundle = learned.bundle
     seconds = {"torch": 1.0, "onnxruntime": 2.0}
-    monkeypatch.setattr(engines, "_seconds", lambda engine, ready, pixels: seconds[engine.name])
+    monkeypatch.setattr(engines, "seconds_of", lambda engine, ready, pixels: seconds[engine.name])
     assert choose_engine(bundle).name == "torch"
     seconds["onnxruntime"] = 0.5
     assert choose_engine(bundle).name == "onnxruntime"
@@ -144,7 +143,7 @@ def test_all_processes_of_a_directory_take_the_engine_of_the_first(
     """Also one that finds another faster, because the machine is busy when it starts."""
     bundle = learned.bundle
     seconds = {"torch": 2.0, "onnxruntime": 1.0}
-    monkeypatch.setattr(engines, "_seconds", lambda engine, ready, pixels: seconds[engine.name])
+    monkeypatch.setattr(engines, "seconds_of", lambda engine, ready, pixels: seconds[engine.name])
     assert choose_engine(bundle, tmp_path).name == "onnxruntime"
     seconds["onnxruntime"] = 3.0
     assert choose_engine(bundle, tmp_path).name == "onnxruntime"
@@ -153,39 +152,42 @@ def test_all_processes_of_a_directory_take_the_engine_of_the_first(
     assert choose_engine(bundle, tmp_path).name == "torch", "what does not answer right is no choice"
 
 
-def test_a_graph_that_onnxruntime_changed_is_not_used(learned: Learned, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers that went missing or were mixed with others are noticed."""
-    plan, preprocessing = learned.bundle.plan, learned.bundle.preprocessing
-    folded = materialize(learned.bundle, "parity")
-    shapes = {name: tuple(tensor.shape) for name, tensor in folded.weights.items()}
-    assert arrange(folded.plan, preprocessing, shapes).places
+def mixed(values: np.ndarray) -> np.ndarray:
+    return values + np.float32(0.5)
 
+
+def missing(values: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(len(values)) < 7, np.float32(0), values)
+
+
+@pytest.mark.parametrize(("change", "reason"), [(mixed, "mixed numbers"), (missing, "changed numbers")])
+def test_a_graph_that_onnxruntime_changed_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, change: Any, reason: str
+) -> None:
+    """Numbers that went missing or were mixed with others are noticed."""
+    bundle = made_bundle(1, "resnet18", 8, 16)
+    folded = materialize(bundle, "täsk 0")
+    shapes = {name: tuple(tensor.shape) for name, tensor in folded.weights.items()}
+    assert arrange(folded.plan, bundle.preprocessing, shapes).places
     real = arrangement._optimized
 
     def changed(model: Any) -> Any:
-        found = real(model)
-        tensor = next(t for t in found.graph.initializer if len(t.raw_data) > 4000)
-        tensor.raw_data = (np.frombuffer(tensor.raw_data, np.float32) + 0.5).tobytes()
-        return found
+        optimized = real(model)
+        tensor = next(t for t in optimized.graph.initializer if len(t.raw_data) > 4000)
+        tensor.raw_data = change(np.frombuffer(tensor.raw_data, np.float32)).tobytes()
+        return optimized
 
     monkeypatch.setattr(arrangement, "_optimized", changed)
-    with pytest.raises(EngineError, match="mixed numbers"):
-        arrange(folded.plan, preprocessing, shapes)
+    with pytest.raises(EngineError, match=reason):
+        arrange(folded.plan, bundle.preprocessing, shapes)
 
-    def without(model: Any) -> Any:
-        found = real(model)
-        tensor = next(t for t in found.graph.initializer if len(t.raw_data) > 4000)
-        values = np.frombuffer(tensor.raw_data, np.float32).copy()
-        values[:7] = 0
-        tensor.raw_data = values.tobytes()
-        return found
 
-    monkeypatch.setattr(arrangement, "_optimized", without)
-    with pytest.raises(EngineError, match="changed numbers"):
-        arrange(folded.plan, preprocessing, shapes)
+def test_a_network_of_too_many_numbers_is_not_arranged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They could not be told apart."""
+    bundle = made_bundle(1)
     monkeypatch.setattr(arrangement, "MAX_NUMBERS", 10)
     with pytest.raises(EngineError, match="more than the 10"):
-        arrange(plan, Preprocessing(16, 16, 1), shapes)
+        OnnxEngine(bundle)
 
 
 @pytest.mark.parametrize("reason", ["weights and other numbers", "the weights of two layers", "without blocks"])

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from conftest import Learned
 
-from etcl_deploy.bundle.bundle import to_bytes
 from etcl_deploy.errors import BundleError, ExportError
 from etcl_deploy.export.to_mar import archive
 
@@ -17,7 +16,7 @@ def test_an_archive_carries_bundle_handler_and_runtime(learned: Learned, tmp_pat
     assert path == tmp_path / "store" / "digits.mar"
     with zipfile.ZipFile(path) as opened:
         names = set(opened.namelist())
-        assert opened.read("bundle.etcl") == to_bytes(learned.bundle, "packed"), "a server maps its masks"
+        assert opened.read("bundle.etcl") == learned.bundle.to_bytes("packed"), "a server maps its masks"
     assert {"etcl_handler.py", "model-config.yaml", "MAR-INF/MANIFEST.json"} <= names
     assert {"etcl_deploy/runtime/predictor.py", "etcl_deploy/core/plan.py"} <= names
     assert not [name for name in names if "learn/" in name or "data/" in name or name.endswith((".pt", ".pkl"))]

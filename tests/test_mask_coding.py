@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etcl_deploy.bundle import mask_coding as coded
+from etcl_deploy.bundle import mask_coding
 from etcl_deploy.bundle.mask_coding import CHAIN, WeightOwners
 from etcl_deploy.bundle.masks import CodedMasks, code
 from etcl_deploy.bundle.sections import as_tensor
@@ -53,7 +53,7 @@ def test_hundreds_of_tasks() -> None:
     _, owner, bits = code(tensors(masks), len(masks), sizes)
     depths: list[int] = []
     for number, data in enumerate(bits):
-        other = coded.reference_of(data.numpy().tobytes(), number)
+        other = mask_coding.reference_of(data.numpy().tobytes(), number)
         depths.append(0 if other is None else depths[other] + 1)
     assert max(depths) == CHAIN
     for number in (299, 0, 150):
@@ -65,8 +65,8 @@ def test_what_later_tasks_claim_is_told_apart() -> None:
     sizes = [500, 77]
     masks = related(sizes, 6, 0.3, 0.2, 1)
     whole = WeightOwners.of(masks, len(masks), sizes)
-    later = coded.encode_owners(whole, since=4)
-    found = coded.decode_owners(later, 6, WeightOwners.of(masks[:4], 4, sizes))
+    later = mask_coding.encode_owners(whole, since=4)
+    found = mask_coding.decode_owners(later, 6, WeightOwners.of(masks[:4], 4, sizes))
     assert np.array_equal(found.owner, whole.owner)
     _, _, first = code(tensors(masks[:4]), 4, sizes)
     _, _, both = code(tensors(masks), len(masks), sizes)
@@ -79,9 +79,9 @@ def test_related_masks_take_less() -> None:
     masks = related(sizes, 2, 0.4, 0.05, 2)
     other = related(sizes, 1, 0.4, 0, 3)[0]
     _, _, bits = code(tensors([masks[0], other, masks[1]]), 3, sizes)
-    assert coded.reference_of(bits[2].numpy().tobytes(), 2) is None, "the owners say as much"
+    assert mask_coding.reference_of(bits[2].numpy().tobytes(), 2) is None, "the owners say as much"
     _, _, bits = code(tensors([other, masks[0], masks[1]]), 3, sizes)
-    assert coded.reference_of(bits[2].numpy().tobytes(), 2) == 1
+    assert mask_coding.reference_of(bits[2].numpy().tobytes(), 2) == 1
     assert len(bits[2]) < 0.4 * len(bits[1])
 
 
@@ -107,8 +107,8 @@ def test_a_chain_that_is_too_long_is_refused() -> None:
     sizes = [50]
     masks = related(sizes, CHAIN + 2, 0.5, 0.1, 5)
     owners = WeightOwners.of(masks, len(masks), sizes)
-    chain = [as_tensor(coded.encode_mask(owners, 0, owners.by_owner(masks[0]), {}))]
+    chain = [as_tensor(mask_coding.encode_mask(owners, 0, owners.by_owner(masks[0]), {}))]
     for number in range(1, len(masks)):
         chain.append(as_tensor(number.to_bytes(2, "little") + bytes(40)))
     with pytest.raises(ValueError, match="over more than 4 steps"):
-        CodedMasks(as_tensor(coded.encode_owners(owners)), chain, sizes)
+        CodedMasks(as_tensor(mask_coding.encode_owners(owners)), chain, sizes)

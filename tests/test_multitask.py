@@ -16,7 +16,7 @@ from etcl_deploy.errors import ParityError
 from etcl_deploy.export import to_multitask
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_multitask import export_multitask
-from etcl_deploy.export.to_onnx import Form, export_task
+from etcl_deploy.export.to_onnx import OnnxOptions, export_task
 from etcl_deploy.learn.trainer import predict
 
 
@@ -38,7 +38,7 @@ def test_every_task_answers_like_the_learned_network(learned: Learned, tmp_path:
 def test_one_file_takes_less_than_one_for_each(learned: Learned, tmp_path: Path) -> None:
     """The backbone is in it once; half precision makes it smaller."""
     whole = export_multitask(learned.bundle, tmp_path / "all.onnx")
-    half = export_multitask(learned.bundle, tmp_path / "half.onnx", Form(precision="fp16"))
+    half = export_multitask(learned.bundle, tmp_path / "half.onnx", OnnxOptions(precision="fp16"))
     single = sum(export_task(learned.bundle, name, tmp_path / "one.onnx").bytes for name in learned.bundle.tasks)
     assert whole.bytes < 0.5 * single
     assert half.bytes < 0.7 * whole.bytes

@@ -13,13 +13,13 @@ from conftest import Learned
 from factories import made_bundle
 from test_cli import answer, etcl, fails
 
-from etcl_deploy.bundle.bundle import save, to_bytes
+from etcl_deploy.bundle.bundle import save
 from etcl_deploy.cli.onnx_files import export_all, file_names
 from etcl_deploy.core.pixels import png
 from etcl_deploy.core.task import Task
 from etcl_deploy.edge import Model
 from etcl_deploy.errors import ExportError
-from etcl_deploy.export.to_onnx import Form
+from etcl_deploy.export.to_onnx import OnnxOptions
 
 FILES = {
     "plain": "plain.onnx",
@@ -51,7 +51,7 @@ def test_tasks_of_any_name_and_any_number_of_classes(tmp_path: Path) -> None:
     head = {key: value.repeat((50, 1) if value.ndim == 2 else 50) for key, value in tasks["plain"].head.items()}
     tasks["plain"] = replace(tasks["plain"], classes=tuple(f"ç/{n}" for n in range(100)), head=head)
     paths = {task: tmp_path / "out" / name for task, name in FILES.items()}
-    reports = export_all(replace(bundle, tasks=tasks), paths, Form())
+    reports = export_all(replace(bundle, tasks=tasks), paths, OnnxOptions())
     assert [report.task for report in reports] == list(FILES)
     assert {path.name for path in (tmp_path / "out").iterdir()} == set(FILES.values())
     for report in reports:
@@ -88,7 +88,7 @@ def test_a_task_that_fails_says_which_and_what_was_written(learned: Learned, tmp
     with pytest.raises(
         ExportError, match=r"task 'parity': the images for task 'parity' have the class '0'.*; 4 of 5 files"
     ):
-        export_all(learned.bundle, paths, Form(), examples)
+        export_all(learned.bundle, paths, OnnxOptions(), examples)
     assert len(list(tmp_path.iterdir())) == 4
 
 
@@ -141,7 +141,7 @@ def test_options_that_do_not_go_together(learned: Learned, tmp_path: Path, optio
 
 def test_the_same_bundle_gives_the_same_bytes(tmp_path: Path) -> None:
     """Two exports of a bundle are equal, and name the versions that wrote them."""
-    save(tmp_path / "x.etcl", to_bytes(made_bundle(2), "coded"))
+    save(tmp_path / "x.etcl", made_bundle(2).to_bytes("coded"))
     for name in ("a", "b"):
         answer("onnx", tmp_path / "x.etcl", "--all", "-o", tmp_path / name, "--compact")
     for path in (tmp_path / "a").iterdir():

@@ -74,21 +74,6 @@ def test_an_answer_that_is_no_number_is_an_error(learned: Learned) -> None:
         predictor.predict([learned.tasks[0].test_x[0]], ["parity"])
 
 
-def test_the_cache_is_bounded_and_forgets_the_least_recently_used(learned: Learned) -> None:
-    """Room for two tasks: the third pushes out the oldest, and answers stay right."""
-    item = learned.tasks[0].test_x[0]
-    roomy = Predictor(learned.bundle)
-    expected = {task.name: roomy.predict([item], [task.name])[0] for task in learned.tasks}
-    limit = 2 * max(roomy.cache().tasks.values())
-    predictor = Predictor(learned.bundle, cache_bytes=limit)
-    for name in ("upright-a", "upright-b", "upright-a", "turned"):
-        assert predictor.predict([item], [name])[0] == expected[name]
-        assert sum(predictor.cache().tasks.values()) <= limit
-    assert list(predictor.cache().tasks) == ["upright-a", "turned"]
-    tiny = Predictor(learned.bundle, cache_bytes=0)
-    assert tiny.predict([item], ["parity"])[0] == expected["parity"]
-
-
 def test_threads_share_one_predictor(learned: Learned) -> None:
     """Many threads, a cache of one: every answer is right."""
     predictor = Predictor(learned.bundle, cache_bytes=0)

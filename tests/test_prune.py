@@ -10,7 +10,7 @@ from torch import Tensor
 from etcl_deploy.core.plan import Plan, Step
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.export.parity import seeded_images
-from etcl_deploy.export.prune import prune
+from etcl_deploy.export.prune import PrunedLayer, prune
 from etcl_deploy.runtime.subnet import Subnet, materialize
 
 CHANCE = torch.Generator().manual_seed(0)
@@ -32,9 +32,12 @@ def subnet(steps: list[Step], weights: dict[str, Tensor], features: int) -> Subn
     return Subnet(Preprocessing(6, 6, 1), plan, weights, {"weight": random(3, features), "bias": random(3)})
 
 
-def same(before: Subnet, after: Subnet) -> None:
+def pruned(before: Subnet) -> tuple[Subnet, list[PrunedLayer]]:
+    """The smaller network, once it answers as before."""
+    after, report = prune(before)
     pixels = torch.randint(0, 256, (20, 6, 6, 1), generator=CHANCE, dtype=torch.uint8)
     torch.testing.assert_close(after(pixels), before(pixels), rtol=1e-4, atol=1e-4)
+    return after, report
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "alexnet", "lenet5", "fcn3"])
@@ -58,9 +61,7 @@ def test_a_channel_nobody_reads_goes() -> None:
     weights = {"a.weight": random(4, 1, 3, 3), "a.bias": random(4), "b.weight": random(2, 4, 3, 3)}
     weights["b.weight"][:, 2] = 0
     steps = [conv("a", "image", 1, 4), Step("r", "relu", ("a",), {}), conv("b", "r", 4, 2)]
-    before = subnet([*steps, Step("f", "flatten", ("b",), {})], weights, 72)
-    after, report = prune(before)
-    same(before, after)
+    after, report = pruned(subnet([*steps, Step("f", "flatten", ("b",), {})], weights, 72))
     assert [(row.kept_inputs, row.kept_outputs) for row in report] == [(1, 3), (3, 2)]
     assert after.weights["a.weight"].shape == (3, 1, 3, 3)
 
@@ -71,9 +72,7 @@ def test_a_layer_of_whole_blocks_keeps_whole_blocks(dead: int, kept: int) -> Non
     weights = {"a.weight": random(48, 1, 3, 3), "a.bias": random(48), "b.weight": random(2, 48, 3, 3)}
     weights["b.weight"][:, 3 : 3 + dead] = 0
     steps = [conv("a", "image", 1, 48), Step("r", "relu", ("a",), {}), conv("b", "r", 48, 2)]
-    before = subnet([*steps, Step("f", "flatten", ("b",), {})], weights, 72)
-    after, report = prune(before)
-    same(before, after)
+    _, report = pruned(subnet([*steps, Step("f", "flatten", ("b",), {})], weights, 72))
     assert (report[0].kept_outputs, report[1].kept_inputs) == (kept, kept)
 
 
@@ -86,9 +85,7 @@ def test_a_channel_that_is_always_the_same_goes_where_its_edge_does_not_show(
     weights["a.weight"][1], weights["a.bias"][1] = 0, value
     weights["b.weight"] = random(2, 4, *([3, 3] if padding else [1, 1]))
     steps = [conv("a", "image", 1, 4), Step("r", "relu", ("a",), {}), conv("b", "r", 4, 2, padding)]
-    before = subnet([*steps, Step("f", "flatten", ("b",), {})], weights, 72)
-    after, report = prune(before)
-    same(before, after)
+    _, report = pruned(subnet([*steps, Step("f", "flatten", ("b",), {})], weights, 72))
     assert report[1].kept_inputs == kept
 
 
@@ -98,9 +95,7 @@ def test_both_sides_of_a_sum_keep_the_same_channels() -> None:
     weights["b.weight"][0] = 0  # always 0, but the sum is not
     weights["a.weight"][2] = weights["b.weight"][2] = 0  # here it is
     steps = [conv("a", "image", 1, 3), conv("b", "image", 1, 3), Step("s", "add", ("a", "b"), {})]
-    before = subnet([*steps, conv("c", "s", 3, 2), Step("f", "flatten", ("c",), {})], weights, 72)
-    after, report = prune(before)
-    same(before, after)
+    _, report = pruned(subnet([*steps, conv("c", "s", 3, 2), Step("f", "flatten", ("c",), {})], weights, 72))
     assert [row.kept_outputs for row in report] == [2, 2, 2]
     assert report[2].kept_inputs == 2
 
@@ -115,9 +110,7 @@ def test_channels_that_are_looked_at_together_all_stay(op: str, settings: dict[s
     weights = {"a.weight": random(4, 1, 3, 3), "n.weight": random(size), "n.bias": random(size)}
     weights["a.weight"][3] = 0
     steps = [conv("a", "image", 1, 4), Step("n", op, ("a",), settings), Step("f", "flatten", ("n",), {})]
-    before = subnet(steps, weights, 144)
-    after, report = prune(before)
-    same(before, after)
+    _, report = pruned(subnet(steps, weights, 144))
     assert report[0].kept_outputs == 4
 
 
@@ -141,14 +134,10 @@ def test_pools_concatenations_and_groups() -> None:
         conv("c", "k", 8, 2, padding=0),
         Step("f", "flatten", ("c",), {}),
     ]
-    before = subnet(steps, weights, 72)
-    after, report = prune(before)
-    same(before, after)
+    _, report = pruned(subnet(steps, weights, 72))
     assert {row.layer: row.kept_outputs for row in report} == {"a": 3, "g": 1, "c": 2}
     deep = [conv("a", "image", 1, 4), conv("d", "a", 4, 4, groups=4), Step("f", "flatten", ("d",), {})]
-    before = subnet(deep, {"a.weight": weights["a.weight"], "d.weight": weights["g.weight"]}, 144)
-    after, report = prune(before)
-    same(before, after)
+    _, report = pruned(subnet(deep, {"a.weight": weights["a.weight"], "d.weight": weights["g.weight"]}, 144))
     assert [row.kept_outputs for row in report] == [4, 4], "channels of a grouped convolution stay"
 
 
@@ -173,14 +162,10 @@ def test_a_tensor_that_is_read_twice_and_steps_that_add_or_scale() -> None:
         Step("f", "flatten", ("c",), {}),
     ]
     plan = Plan((1, 6, 6), tuple(steps), False)
-    before = Subnet(Preprocessing(6, 6, 1), plan, weights, {"weight": random(3, 108)})
-    after, report = prune(before)
-    same(before, after)
+    after, report = pruned(Subnet(Preprocessing(6, 6, 1), plan, weights, {"weight": random(3, 108)}))
     assert [(row.kept_inputs, row.kept_outputs) for row in report] == [(1, 2), (4, 3)]
     weights["c.weight"][1], weights["a.weight"][:] = 0, 0
-    before = Subnet(Preprocessing(6, 6, 1), plan, weights, {"weight": random(3, 108)})
-    after, _ = prune(before)
-    same(before, after)
+    after, _ = pruned(Subnet(Preprocessing(6, 6, 1), plan, weights, {"weight": random(3, 108)}))
     assert "bias" in after.head, "features that never change went into it"
 
 
@@ -188,7 +173,5 @@ def test_a_network_of_which_nothing_is_left_still_answers() -> None:
     """Every weight masked: the same answer for every image, from one channel a layer."""
     weights = {"a.weight": torch.zeros(4, 1, 3, 3), "a.bias": random(4), "b.weight": torch.zeros(5, 144)}
     steps = [conv("a", "image", 1, 4), Step("f", "flatten", ("a",), {})]
-    before = subnet([*steps, Step("b", "linear", ("f",), {"in": 144, "out": 5})], weights, 5)
-    after, report = prune(before)
-    same(before, after)
+    _, report = pruned(subnet([*steps, Step("b", "linear", ("f",), {"in": 144, "out": 5})], weights, 5))
     assert [row.kept_outputs for row in report] == [1, 1]

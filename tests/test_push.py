@@ -15,7 +15,7 @@ import torch
 from factories import made_bundle
 from test_cli import answer as run_etcl
 
-from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
+from etcl_deploy.bundle.bundle import Bundle, load_bundle, save
 from etcl_deploy.bundle.delta import write_delta
 from etcl_deploy.client.client import Client
 from etcl_deploy.core.pixels import png
@@ -35,7 +35,7 @@ IMAGE = torch.arange(16, dtype=torch.uint8).mul(15).view(4, 4, 1)
 
 
 def bundle_file(path: Path, tasks: int, seed: int = 0) -> Path:
-    save(path, to_bytes(made_bundle(tasks, seed=seed), "coded"))
+    save(path, made_bundle(tasks, seed=seed).to_bytes("coded"))
     return path
 
 

@@ -16,16 +16,14 @@ import httpx
 import psutil
 import pytest
 import torch
-import yaml
-from conftest import ROOT, Learned
+from conftest import Learned
 from loopback import expect
 from PIL import Image
 
-from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes
+from etcl_deploy.bundle.bundle import load_bundle, save
 from etcl_deploy.core.pixels import png
 from etcl_deploy.errors import ServeError
 from etcl_deploy.export.to_mar import archive
-from etcl_deploy.handlers.etcl_handler import COUNTERS, GAUGES
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.process import serving
 from etcl_deploy.serve.properties import any_free_port
@@ -223,7 +221,7 @@ def test_describe_lists_tasks_and_cache(server: Server, learned: Learned, tmp_pa
     """Tasks with classes and bytes, what is cached, how batches are filled; which bundle it is, as it is served."""
     described = describe(server)
     packed = tmp_path / "packed.etcl"
-    save(packed, to_bytes(learned.bundle, "packed"))
+    save(packed, learned.bundle.to_bytes("packed"))
     assert [task["name"] for task in described["tasks"]] == [task.name for task in learned.tasks]
     assert described["tasks"][4]["classes"] == ["even", "odd"]
     assert all(task["bytes"] > 0 for task in described["tasks"])
@@ -293,14 +291,6 @@ def metrics(server: Server) -> dict[str, float]:
     text = httpx.get(server.metrics_url, trust_env=False).text
     rows = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
     return {name: float(value) for name, _, value in rows}
-
-
-def test_every_metric_of_the_handler_is_declared() -> None:
-    """With the same unit and dimensions: TorchServe drops what its file does not name."""
-    declared = yaml.safe_load((ROOT / "handlers" / "metrics.yaml").read_text())["model_metrics"]
-    for kind, ours in (("counter", COUNTERS), ("gauge", GAUGES)):
-        named = {row["name"]: (row["unit"], row["dimensions"]) for row in declared[kind] if "etcl" in row["name"]}
-        assert named == ours
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])

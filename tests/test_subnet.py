@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from test_network import make_tasks
 
-from etcl_deploy.bundle.bundle import Bundle, load_bundle, save, to_bytes
+from etcl_deploy.bundle.bundle import Bundle, load_bundle, save
 from etcl_deploy.config import Learning
 from etcl_deploy.core.plan import INPUT, Plan, Step
 from etcl_deploy.core.preprocessing import Preprocessing
@@ -42,7 +42,7 @@ def learned(*steps: Step, path: Path) -> tuple[MaskedNetwork, Bundle]:
                 layer.weight.uniform_(-1, 1, generator=generator)
             assert layer.weight.any(), step
     learn_sequence(network, [TASK], Learning(epochs=1, batch_size=16))
-    save(path, to_bytes(bundle_of(network, "mine", {}, {}), "coded"))
+    save(path, bundle_of(network, "mine", {}, {}).to_bytes("coded"))
     return network, load_bundle(path)
 
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import ETCL
 from factories import made_bundle
 
-from etcl_deploy.bundle.bundle import save, to_bytes
+from etcl_deploy.bundle.bundle import save
 from etcl_deploy.errors import ServeError
 from etcl_deploy.serve import token_renewer
 from etcl_deploy.serve.process import start_renewer, stop
@@ -27,7 +27,7 @@ from etcl_deploy.serve.start import ServeOptions, serve_bundle
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("token_renewer")
-    save(folder / "x.etcl", to_bytes(made_bundle(1), "coded"))
+    save(folder / "x.etcl", made_bundle(1).to_bytes("coded"))
     started = serve_bundle(folder / "x.etcl", "kept", folder / "store", ServeOptions(any_free_port(), 1))
     yield started
     stop(started)

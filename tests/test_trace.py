@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from etcl_deploy import Learning, Predictor, Preprocessing, learn_sequence, load_bundle, mask_network
-from etcl_deploy.bundle.bundle import save, to_bytes
+from etcl_deploy.bundle.bundle import save
 from etcl_deploy.config import Config, Transfer
 from etcl_deploy.errors import NetworkError
 from etcl_deploy.export.parity import session
 from etcl_deploy.export.to_multitask import export_multitask
-from etcl_deploy.export.to_onnx import Form, export_task
+from etcl_deploy.export.to_onnx import OnnxOptions, export_task
 from etcl_deploy.learn.trainer import predict
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runs import store as directories
@@ -187,7 +187,7 @@ def check_everywhere(network: MaskedNetwork, directory: Path, size: int = 16) ->
     directories.save(directories.StoredRun(run, Config(), ()), directory / "run")
     restored = directories.load_run(directory / "run").run
     assert torch.equal(predict(restored.network, "t0", tasks[0].test_x), first)
-    save(directory / "b.etcl", to_bytes(bundle_of(network, "mine", {}, {}), "coded"))
+    save(directory / "b.etcl", bundle_of(network, "mine", {}, {}).to_bytes("coded"))
     bundle = load_bundle(directory / "b.etcl")
     assert not bundle.plan.dropouts
     predictor = Predictor(bundle)
@@ -201,7 +201,7 @@ def check_everywhere(network: MaskedNetwork, directory: Path, size: int = 16) ->
         exported, _ = session(directory / "t.onnx").run(None, {"image": task.train_x.numpy()})
         np.testing.assert_allclose(exported, scores, atol=1e-5)
         assert (exported.argmax(1) == expected.argmax(1).numpy()).all()
-        export_task(bundle, task.name, directory / "t.onnx", task.train_x, Form(compact=True))
+        export_task(bundle, task.name, directory / "t.onnx", task.train_x, OnnxOptions(compact=True))
     whole = export_multitask(bundle, directory / "all.onnx")
     assert whole.parity.same_class == whole.parity.items == 16
 

@@ -1,4 +1,4 @@
-"""Bits to bytes and back; whose a weight was first. Pure.
+"""Masks to packed bits and back, and the first owner of each weight. Pure.
 
 Packed: bit `i % 8` of byte `i // 8` is weight `i` of the flattened tensor; the unused bits of the last byte are 0.
 """
@@ -16,7 +16,7 @@ OCTETS = (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1).to(torch.uint8)
 
 
 def packed_size(shape: tuple[int, ...]) -> int:
-    """How many bytes `pack` gives for a mask of that shape."""
+    """The number of bytes that `pack` gives for a mask of that shape."""
     return (prod(shape) + 7) // 8
 
 
@@ -45,7 +45,7 @@ def check_padding(packed: Tensor, count: int) -> None:
 
 
 def first_owner(masks: Iterable[Tensor], tasks: int, weights: int) -> Tensor:
-    """For each weight the number of the first of the tasks' masks that selects it, int32; `tasks` where none does."""
+    """For each weight the number of the first task whose mask selects it, int32; `tasks` where none does."""
     owner = torch.full((weights,), tasks, dtype=torch.int32)
     for number, mask in enumerate(masks):
         owner = torch.where(mask & (owner == tasks), number, owner)

@@ -1,4 +1,4 @@
-"""Bundle: what was learned, ready to be used. The waist between learning and everything after it."""
+"""Bundle: the learned tasks, ready to be used. The waist between learning and everything after it."""
 
 from __future__ import annotations
 
@@ -30,27 +30,32 @@ FEW, SPARSEST, LONGEST = 1 << 22, 32, 1 << 34
 
 @dataclass(frozen=True)
 class BundledTask:
-    """One task: who it is, its normalization (all steps in a row) and its head, which may be in few bits."""
+    """One task: its name and classes, its normalization (all steps in a row) and its head, which may be in few bits."""
 
     name: str
     classes: tuple[str, ...]
     density: float
-    accuracy: float | None  # of the bundle on its test items, in percent
-    learned: float | None  # the same as it was learned, in single precision
+    accuracy: float | None  # of this bundle on the task's test items, in percent
+    learned: float | None  # the same before weights were reduced to fewer bits
     norm: Tensor
     head: Mapping[str, Tensor]  # weight; bias, where the plan has one; scale, for int8
 
     def entry(self) -> dict[str, Any]:
-        """What the manifest says of it."""
-        words = {"name": self.name, "classes": list(self.classes), "density": self.density}
-        return {**words, "accuracy": self.accuracy, "learned": self.learned}
+        """Its entry in the manifest."""
+        return {
+            "name": self.name,
+            "classes": list(self.classes),
+            "density": self.density,
+            "accuracy": self.accuracy,
+            "learned": self.learned,
+        }
 
     def head_values(self) -> dict[str, Tensor]:
         """Weight and bias in single precision, copied."""
         weight, scale = self.head["weight"], self.head.get("scale")
         values = {"weight": expand(weight, None if scale is None else scale.unsqueeze(1))}
         values |= {"bias": self.head["bias"]} if "bias" in self.head else {}
-        # What is still the file's own memory must not go with it.
+        # A tensor that still shares the file's memory would keep the whole file mapped.
         return {
             key: value.clone() if value.data_ptr() == self.head[key].data_ptr() else value
             for key, value in values.items()
@@ -64,14 +69,62 @@ class Bundle:
     backbone: str
     plan: Plan
     preprocessing: Preprocessing
-    stored: Tensor  # the weights as they are kept: all of them, or where masks are coded those some task selects
-    scale: Tensor | None  # for int8: of every task and output channel, for the weights the task owns
+    stored: Tensor  # all weights in the bundle's precision; where masks are coded, only those some task selects
+    scale: Tensor | None  # for int8: [tasks, output channels], of the weights each task owns
     tasks: Mapping[str, BundledTask]
     masks: Masks
     run: Mapping[str, Any]
     encoding: str = "packed"
     digest: str = ""
     sizes: Mapping[str, int] = field(default_factory=dict)  # bytes of every section
+
+    @classmethod
+    def from_bytes(cls, data: format.Buffer, name: str = "the bundle", *, check: bool = True) -> Bundle:
+        """The bundle in a file's bytes; errors call it `name`. Raises BundleError if anything is wrong.
+
+        Tensors share the memory of `data` where that can be written to, as a mapped file can. Without `check` no
+        digest of a section is compared, so that a section is read when it is used.
+        """
+        manifest, sections, digest = format.from_bytes(data, format.BUNDLE, name, check=check)
+        with refusing(name, "bundle"):
+            return _assemble(manifest, sections, digest, check=check)
+
+    def to_bytes(self, encoding: str) -> bytes:
+        """The bytes of the file that holds this bundle in an encoding."""
+        coded = encoding == "coded"
+        numbers, bits = self._parts(coded=coded)
+        sections = {name: as_section(tensor, coded=coded) for name, tensor in numbers.items()} | bits
+        if coded:
+            try:
+                check_effort(self.layout.weight_count, len(self.tasks), sections["backbone/weight"].nbytes)
+            except ValueError as error:
+                raise BundleError(str(error)) from None
+        manifest = {
+            "backbone": {"name": self.backbone, "plan": self.plan.as_json()},
+            "encoding": encoding,
+            "precision": self.precision,
+            "preprocessing": self.preprocessing.as_json(),
+            "run": dict(self.run),
+            "tasks": [task.entry() for task in self.tasks.values()],
+        }
+        return format.to_bytes(manifest, sections)
+
+    def _parts(self, *, coded: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The sections of a file: those that hold numbers, and those that hold bits."""
+        count, bits = len(self.tasks), {}
+        numbers = {"backbone/weight": self.kept}
+        if coded:
+            used, bits["backbone/owner"], masks = code(self.masks, count, self.layout.layers)
+            numbers["backbone/weight"] = self.kept[used]
+        else:
+            masks = [pack(self.masks[number]) for number in range(count)]
+        if self.scale is not None:
+            numbers["backbone/scale"] = self.scale
+        for number, (task, mask) in enumerate(zip(self.tasks.values(), masks, strict=True)):
+            bits[f"task/{number}/mask"] = mask
+            numbers[f"task/{number}/norm"] = task.norm
+            numbers |= {f"task/{number}/head/{part}": tensor for part, tensor in task.head.items()}
+        return numbers, bits
 
     def task(self, name: str) -> BundledTask:
         """The task of that name."""
@@ -84,7 +137,7 @@ class Bundle:
         return self.masks[self.number(name)]
 
     def bytes_of(self, name: str) -> dict[str, int]:
-        """What the parts of a task take in the file."""
+        """Bytes that each part of a task takes in the file."""
         parts = {"mask": ("mask",), "norm": ("norm",), "head": ("head/weight", "head/bias", "head/scale")}
         prefix = f"task/{self.number(name)}"
         return {part: sum(self.sizes.get(f"{prefix}/{own}", 0) for own in names) for part, names in parts.items()}
@@ -100,17 +153,17 @@ class Bundle:
 
     @cached_property
     def layout(self) -> Layout:
-        """How steps lie in a row."""
+        """Where the weights and norms of each step lie in a flat tensor."""
         return Layout(self.plan)
 
     @property
     def precision(self) -> str:
-        """What the weights are kept in."""
+        """The precision of the weights: "fp32", "fp16" or "int8"."""
         return next(name for name, dtype in PRECISIONS.items() if dtype == self.stored.dtype)
 
     @cached_property
     def kept(self) -> Tensor:
-        """All weights as they are kept, 0 where no task selects one."""
+        """All weights in the bundle's precision, 0 where no task selects one."""
         if not isinstance(self.masks, CodedMasks):
             return self.stored
         used = torch.from_numpy(self.masks.owners.used)
@@ -122,60 +175,28 @@ class Bundle:
 
     @cached_property
     def weights(self) -> Tensor:
-        """All weights in single precision, all steps in a row; where they are kept so, they are not copied."""
+        """All weights in single precision, all steps in a row; not copied if the bundle has that precision."""
         if self.scale is None:
             return self.kept.float()
         row = self.layout.scale_row(self._owner(), len(self.tasks))
         return expand(self.kept, self.scale.flatten()[row])
 
     def decode_all(self) -> None:
-        """Decode everything once: what is coded is otherwise looked at when it is asked for."""
+        """Decode every weight and mask once: loading alone leaves coded ones undecoded."""
         _ = self.weights
         for name in self.tasks:
             self.mask(name)
 
     def _owner(self) -> Tensor:
-        """Which task owns each weight."""
+        """The number of the task that owns each weight."""
         if isinstance(self.masks, CodedMasks):
             return torch.from_numpy(self.masks.owners.owner.astype("int32"))
         masks = (self.masks[number] for number in range(len(self.tasks)))
         return first_owner(masks, len(self.tasks), self.layout.weight_count)
 
 
-def to_bytes(bundle: Bundle, encoding: str) -> bytes:
-    """The bytes of the file that holds this bundle in an encoding."""
-    count, coded = len(bundle.tasks), encoding == "coded"
-    sections, numbers = {}, {"backbone/weight": bundle.kept}
-    if coded:
-        used, sections["backbone/owner"], bits = code(bundle.masks, count, bundle.layout.layers)
-        numbers["backbone/weight"] = bundle.kept[used]
-    else:
-        bits = [pack(bundle.masks[number]) for number in range(count)]
-    if bundle.scale is not None:
-        numbers["backbone/scale"] = bundle.scale
-    for number, (task, mask) in enumerate(zip(bundle.tasks.values(), bits, strict=True)):
-        sections[f"task/{number}/mask"] = mask
-        numbers[f"task/{number}/norm"] = task.norm
-        numbers |= {f"task/{number}/head/{part}": tensor for part, tensor in task.head.items()}
-    sections |= {name: as_section(tensor, coded=coded) for name, tensor in numbers.items()}
-    if coded:
-        try:
-            check_effort(bundle.layout.weight_count, count, sections["backbone/weight"].nbytes)
-        except ValueError as error:
-            raise BundleError(str(error)) from None
-    manifest = {
-        "backbone": {"name": bundle.backbone, "plan": bundle.plan.as_json()},
-        "encoding": encoding,
-        "precision": bundle.precision,
-        "preprocessing": bundle.preprocessing.as_json(),
-        "run": dict(bundle.run),
-        "tasks": [task.entry() for task in bundle.tasks.values()],
-    }
-    return format.to_bytes(manifest, sections)
-
-
 def check_effort(weights: int, tasks: int, size: int) -> None:
-    """Refuse coded masks that would take much memory or time to read from a small file; `size` is that of weights."""
+    """Refuse coded masks that would take much memory or time to read from a small file; `size`: bytes of weights."""
     if weights > FEW + SPARSEST * size:
         raise ValueError(f"{size} bytes of {weights} weights are too few for coded masks; packed ones hold them")
     if weights * tasks > LONGEST:
@@ -183,32 +204,26 @@ def check_effort(weights: int, tasks: int, size: int) -> None:
 
 
 def save(path: Path, data: bytes) -> None:
-    """Write a bundle's bytes, wholly or not at all; what could not be read again is not written."""
-    with atomic.replacing(path) as temporary:
-        temporary.write_bytes(data)
-        load_bundle(temporary)
+    """Write a bundle's bytes, wholly or not at all. Bytes that cannot be read again are not written."""
+    Bundle.from_bytes(data, str(path))
+    atomic.write_bytes(path, data)
 
 
 def load_bundle(path: str | Path) -> Bundle:
-    """The bundle in a file. Every digest is checked; raises BundleError with the reason if anything is off."""
-    return _load(Path(path), check=True)
+    """The bundle in a file, which is mapped. Every digest is checked; raises BundleError if anything is wrong."""
+    return Bundle.from_bytes(format.map_file(Path(path)), str(path))
 
 
 def reload_bundle(path: Path, digest: str) -> Bundle:
-    """A bundle that was loaded before and let go of, in fresh memory: nothing is read of it but what is used."""
-    found = _load(path, check=False)
-    if found.digest != digest:
+    """A bundle that was loaded before, in fresh memory: only the parts of the file that are used are read again."""
+    bundle = Bundle.from_bytes(format.map_file(path), str(path), check=False)
+    if bundle.digest != digest:
         raise BundleError(f"{path} was replaced while it was being read")
-    return found
-
-
-def _load(path: Path, *, check: bool) -> Bundle:
-    manifest, sections, digest = format.read(path, check=check)
-    with refusing(path, "bundle"):
-        return _assemble(manifest, sections, digest, check=check)
+    return bundle
 
 
 def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], digest: str, *, check: bool) -> Bundle:
+    """The bundle of a manifest and its sections. Raises ValueError or KeyError where they are not one."""
     expect_keys(manifest, "backbone", "encoding", "precision", "preprocessing", "run", "sections", "tasks")
     expect_keys(manifest["backbone"], "name", "plan")
     encoding, precision = manifest["encoding"], manifest["precision"]
@@ -224,40 +239,35 @@ def _assemble(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], diges
     preprocessing = Preprocessing(**manifest["preprocessing"])
     if plan.input != (preprocessing.channels, preprocessing.height, preprocessing.width):
         raise ValueError("the images of the preprocessing do not fit the network")
-    entries = task_entries(manifest["tasks"])
-    coded = encoding == "coded"
+    name, run = manifest["backbone"]["name"], manifest["run"]
+    if not isinstance(name, str) or not name.encode():
+        raise ValueError("the backbone needs a name")
+    if not isinstance(run, dict):
+        raise ValueError("what it says of its run is no object")
+    entries, count, coded = task_entries(manifest["tasks"]), layout.weight_count, encoding == "coded"
     left = Sections(sections, precision, coded=coded)
-    if coded:
-        check_effort(layout.weight_count, len(entries), sections["backbone/weight"].nbytes)
-        stored = left.weights_up_to("backbone/weight", layout.weight_count)
-    else:
-        stored = left.weights("backbone/weight", layout.weight_count)
-    scale = left.scale("backbone/scale", len(entries), layout.channel_count)
 
     def packed(number: int) -> Tensor:
-        return left.bits(f"task/{number}/mask", packed_size((layout.weight_count,)))
+        return left.bits(f"task/{number}/mask", packed_size((count,)))
 
-    tasks = {}
-    for number, entry in enumerate(entries):
-        prefix = f"task/{number}"
-        norm = left.numbers(f"{prefix}/norm", layout.norm_count)
-        head = read_head(left, prefix, len(entry["classes"]), plan)
-        tasks[entry["name"]] = BundledTask(**entry, norm=norm, head=head)
     masks: Masks
     if coded:
+        check_effort(count, len(entries), sections["backbone/weight"].nbytes)
+        stored = left.weights_up_to("backbone/weight", count)
         bits = [left.bits(f"task/{number}/mask") for number in range(len(entries))]
         masks = CodedMasks(left.bits("backbone/owner"), bits, layout.layers)
     else:
-        masks = PackedMasks(packed, layout.weight_count)
+        stored = left.weights("backbone/weight", count)
+        masks = PackedMasks(packed, count)
+    scale = left.scale("backbone/scale", len(entries), layout.channel_count)
+    tasks = {}
+    for number, entry in enumerate(entries):
+        if check and not coded:
+            check_padding(packed(number), count)
+        norm = left.numbers(f"task/{number}/norm", layout.norm_count)
+        head = read_head(left, f"task/{number}", len(entry["classes"]), plan)
+        tasks[entry["name"]] = BundledTask(**entry, norm=norm, head=head)
     if check:
-        for number in range(0 if coded else len(entries)):
-            check_padding(packed(number), layout.weight_count)
         left.finish()
-    name = manifest["backbone"]["name"]
-    if not isinstance(name, str) or not name.encode():
-        raise ValueError("the backbone needs a name")
-    sizes = {section: format.size_of(listed) for section, listed in manifest["sections"].items()}
-    run = manifest["run"]
-    if not isinstance(run, dict):
-        raise ValueError("what it says of its run is no object")
+    sizes = {section: format.size_of(described) for section, described in manifest["sections"].items()}
     return Bundle(name, plan, preprocessing, stored, scale, tasks, masks, run, encoding, digest, sizes)

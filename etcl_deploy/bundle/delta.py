@@ -1,4 +1,4 @@
-"""What later tasks added to a bundle, in a file of its own: with the old bundle it gives the new one, byte for byte.
+"""A delta: the difference between two bundles of a run. The old bundle and the delta give the new one, byte for byte.
 
 A delta is a file as `format` describes, under the key `etcl-delta`. Its manifest:
 
@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etcl_deploy.bundle import format
-from etcl_deploy.bundle import mask_coding as coded
-from etcl_deploy.bundle.bundle import Bundle, BundledTask, check_effort, load_bundle, to_bytes
+from etcl_deploy.bundle import format, mask_coding
+from etcl_deploy.bundle.bundle import Bundle, BundledTask, check_effort
+from etcl_deploy.bundle.format import Buffer, map_file
 from etcl_deploy.bundle.mask_coding import WeightOwners
 from etcl_deploy.bundle.masks import Masks
 from etcl_deploy.bundle.sections import (
@@ -45,80 +45,89 @@ from etcl_deploy.bundle.sections import (
 from etcl_deploy.core import atomic
 from etcl_deploy.errors import BundleError
 
-
-def write_delta(old_path: Path, new_path: Path, path: Path) -> None:
-    """Write what a later bundle has that the old one has not; what did not give the later one is not kept."""
-    if path.exists() and any(path.samefile(source) for source in (old_path, new_path)):
-        raise BundleError(f"{path} is one of the two bundles; name another file for the delta")
-    with atomic.replacing(path) as temporary:
-        temporary.write_bytes(make_delta(old_path, new_path))
-        if _applied(old_path, temporary)[0] != new_path.read_bytes():
-            raise BundleError(f"{new_path} was written by another version of etcl_deploy; bundle its run again")
+Names = tuple[str, str]  # of the two inputs, for errors
 
 
-def make_delta(old_path: Path, new_path: Path) -> bytes:
-    """What a later bundle of the same run has that the old one has not."""
-    old, new = load_bundle(old_path), load_bundle(new_path)
-    first = len(old.tasks)
-    _check_follows(old, new)
-    owners = _owners(new)
-    sections = {"owner": as_tensor(coded.encode_owners(owners, first))}
-    numbers = {"weight": new.kept[_added(owners, first)]}
-    numbers |= {} if new.scale is None else {"scale": new.scale[first:]}
-    for number, task in enumerate(new.tasks.values()):
-        known = old.tasks.get(task.name)
+def make_delta(old: Buffer, new: Buffer, names: Names = ("the old bundle", "the new bundle")) -> bytes:
+    """The delta from a bundle to a later one of the same run, both given as the bytes of their files."""
+    before, after = (Bundle.from_bytes(data, name) for data, name in zip((old, new), names, strict=True))
+    _check_follows(before, after)
+    first, owners = len(before.tasks), _owners(after)
+    sections = {"owner": as_tensor(mask_coding.encode_owners(owners, first))}
+    numbers = {"weight": after.kept[_added(owners, first)]}
+    numbers |= {} if after.scale is None else {"scale": after.scale[first:]}
+    for number, task in enumerate(after.tasks.values()):
+        known = before.tasks.get(task.name)
         if known is None:
-            choice = range(number)[-coded.CANDIDATES :]
-            own, *near = (owners.by_owner(new.masks[other].numpy()) for other in (number, *choice))
-            mask = coded.encode_mask(owners, number, own, dict(zip(choice, near, strict=True)))
+            choice = range(number)[-mask_coding.CANDIDATES :]
+            own, *near = (owners.by_owner(after.masks[other].numpy()) for other in (number, *choice))
+            mask = mask_coding.encode_mask(owners, number, own, dict(zip(choice, near, strict=True)))
             sections[f"task/{number}/mask"] = as_tensor(mask)
             numbers[f"task/{number}/norm"] = task.norm
         if known is None or not all(_same(tensor, task.head[part]) for part, tensor in known.head.items()):
             numbers |= {f"task/{number}/head/{part}": tensor for part, tensor in task.head.items()}
     sections |= {name: as_section(tensor, coded=True) for name, tensor in numbers.items()}
-    about = {"base": old.digest, "bytes": hashlib.sha256(new_path.read_bytes()).hexdigest(), "run": dict(new.run)}
-    return format.to_bytes({**about, "tasks": [task.entry() for task in new.tasks.values()]}, sections, format.DELTA)
+    about = {"base": before.digest, "bytes": hashlib.sha256(new).hexdigest(), "run": dict(after.run)}
+    return format.to_bytes({**about, "tasks": [task.entry() for task in after.tasks.values()]}, sections, format.DELTA)
 
 
-def apply_delta(old_path: Path, path: Path) -> bytes:
-    """The bytes of the new bundle."""
-    data, stated = _applied(old_path, path)
+def apply_delta(old: Buffer, delta: Buffer, names: Names = ("the old bundle", "the delta")) -> bytes:
+    """The bytes of the new bundle, from those of the old one and of the delta."""
+    data, stated = _applied(old, delta, names)
     if hashlib.sha256(data).hexdigest() != stated:
-        raise BundleError(f"{path} gives another bundle than it states; bundle the run again")
+        raise BundleError(f"{names[1]} gives another bundle than it states; bundle the run again")
     return data
 
 
-def _applied(old_path: Path, path: Path) -> tuple[bytes, str]:
+def write_delta(old_path: Path, new_path: Path, path: Path) -> None:
+    """Write the delta between two files, once it is known to give the new one."""
+    if path.exists() and any(path.samefile(source) for source in (old_path, new_path)):
+        raise BundleError(f"{path} is one of the two bundles; name another file for the delta")
+    old, new = map_file(old_path), map_file(new_path)
+    delta = make_delta(old, new, (str(old_path), str(new_path)))
+    if _applied(old, delta, (str(old_path), str(path)))[0] != new[:]:
+        raise BundleError(f"{new_path} was written by another version of etcl_deploy; bundle its run again")
+    atomic.write_bytes(path, delta)
+
+
+def apply_delta_file(old_path: Path, path: Path) -> bytes:
+    """The bytes of the new bundle, from the files of the old one and of the delta."""
+    return apply_delta(map_file(old_path), map_file(path, "delta"), (str(old_path), str(path)))
+
+
+def _applied(old: Buffer, delta: Buffer, names: Names) -> tuple[bytes, str]:
     """The bytes that a delta gives, and the digest it states for them."""
-    old = load_bundle(old_path)
-    manifest, sections, _ = format.read(path, format.DELTA)
-    with refusing(path, "delta"):
+    old_name, name = names
+    before = Bundle.from_bytes(old, old_name)
+    manifest, sections, _ = format.from_bytes(delta, format.DELTA, name)
+    with refusing(name, "delta"):
         expect_keys(manifest, "base", "bytes", "run", "sections", "tasks")
-        if manifest["base"] != old.digest:
+        if manifest["base"] != before.digest:
             raise BundleError(
-                f"{path} belongs to the bundle with digest {str(manifest['base'])[:16]}..., but {old_path} has "
-                f"{old.digest[:16]}..."
+                f"{name} belongs to the bundle with digest {str(manifest['base'])[:16]}..., but {old_name} has "
+                f"{before.digest[:16]}..."
             )
-        return to_bytes(_joined(old, manifest, sections), old.encoding), manifest["bytes"]
+        return _joined(before, manifest, sections).to_bytes(before.encoding), manifest["bytes"]
 
 
 def _joined(old: Bundle, manifest: Mapping[str, Any], sections: Mapping[str, Tensor]) -> Bundle:
+    """The new bundle: the old one with the sections of a delta."""
     left, layout, first = Sections(sections, old.precision, coded=True), old.layout, len(old.tasks)
     entries = task_entries(manifest["tasks"])
     before = [(task.name, task.classes) for task in old.tasks.values()]
     if [(entry["name"], entry["classes"]) for entry in entries[:first]] != before:
         raise ValueError("it does not begin with the tasks of the old bundle")
     check_effort(layout.weight_count, len(entries), old.stored.nbytes)
-    owners = coded.decode_owners(left.bits("owner").numpy().tobytes(), len(entries), _owners(old))
+    owners = mask_coding.decode_owners(left.bits("owner").numpy().tobytes(), len(entries), _owners(old))
     masks = _Followed(old.masks, first, layout.weight_count)
     tasks: dict[str, BundledTask] = {}
     for number, entry in enumerate(entries):
         prefix, known = f"task/{number}", old.tasks.get(entry["name"])
         if known is None:
             data = left.bits(f"{prefix}/mask").numpy().tobytes()
-            reference = coded.reference_of(data, number)
+            reference = mask_coding.reference_of(data, number)
             other = None if reference is None else owners.by_owner(masks[reference].numpy())
-            masks.append(owners.in_place(coded.decode_mask(owners, number, data, other)))
+            masks.append(owners.in_place(mask_coding.decode_mask(owners, number, data, other)))
         norm = left.numbers(f"{prefix}/norm", layout.norm_count) if known is None else known.norm
         stays = known is not None and f"{prefix}/head/weight" not in sections
         head = known.head if known and stays else read_head(left, prefix, len(entry["classes"]), old.plan)
@@ -133,7 +142,7 @@ def _joined(old: Bundle, manifest: Mapping[str, Any], sections: Mapping[str, Ten
 
 
 class _Followed:
-    """The masks of a bundle and those that come after them, which are kept packed."""
+    """The masks of a bundle, followed by those of new tasks, which are kept packed."""
 
     def __init__(self, masks: Masks, count: int, weights: int) -> None:
         self._masks, self._count, self._weights = masks, count, weights
@@ -181,7 +190,7 @@ def _owners(bundle: Bundle) -> WeightOwners:
 
 
 def _added(owners: WeightOwners, first: int) -> Tensor:
-    """Which weights the old bundle does not have: those of new owners."""
+    """The weights that the old bundle does not have: those of new owners."""
     return torch.from_numpy(owners.used & (owners.owner >= first))
 
 

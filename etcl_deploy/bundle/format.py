@@ -10,12 +10,12 @@ The number is the format. The manifest is JSON with sorted keys, no spaces, ASCI
 
     backbone        {"name": text, "plan": the network as data, see `etcl_deploy.core.plan`}
     encoding        "packed" or "coded": how masks are kept
-    precision       "fp32", "fp16" or "int8": what weights and heads are kept in
+    precision       "fp32", "fp16" or "int8": the precision of weights and heads
     preprocessing   {"height", "width", "channels", "mean", "std"}
-    run             where it comes from: recipe, seed, accuracy, versions; nothing in it changes an answer
+    run             the origin of the bundle: recipe, seed, accuracy, versions; no answer depends on it
     sections        {section name: {"dtype", "shape", "sha256"}} for every tensor of the file
-    tasks           [{"name", "classes", "density", "accuracy", "learned"}], in the order they were learned; accuracy in
-                    percent is the bundle's, `learned` what it was in single precision; null where nobody knows
+    tasks           [{"name", "classes", "density", "accuracy", "learned"}], in the order they were learned; `accuracy`
+                    is the bundle's in percent, `learned` that in single precision; null where unknown
 
 Weights are those of all steps of the plan that have any, in its order, each row by row: `weights` of them. P is F32,
 F16 or I8, as the precision says. `<i>` is a task's position in `tasks`, from 0. Sections with numbers are as below in
@@ -23,12 +23,11 @@ a packed bundle; in a coded one they are U8, these numbers in fewer bytes (`etcl
 
     backbone/weight           P [weights], 0 where no task selects one; coded: [used], only those some task selects
     backbone/owner            U8, coded only: which task first selects each weight, see `etcl_deploy.bundle.mask_coding`
-    backbone/scale            F32 [tasks, channels], int8 only: what a weight is multiplied by, by its owner (the first
-                              task that selects it) and its output channel; the channels of all steps in their order
+    backbone/scale            F32 [tasks, channels], int8 only: the factor of a weight, by its owner (the first task
+                              that selects it) and its output channel; the channels of all steps in their order
     task/<i>/mask             U8, one bit a weight (`etcl_deploy.bundle.bits`); coded: `etcl_deploy.bundle.mask_coding`
-    task/<i>/norm             F32: for every normalization step in order, first all it multiplies by, then all it adds
-                              (batch statistics are in them; a group or layer norm divides by the item's own deviation
-                              first)
+    task/<i>/norm             F32: for every normalization step in order, first all its factors, then all its summands
+                              (batch statistics are folded into them; a group or layer norm first standardizes the item)
     task/<i>/head/weight      P [classes, features]
     task/<i>/head/bias        F32 [classes], where the plan has `head_bias`
     task/<i>/head/scale       F32 [classes], int8 only
@@ -39,7 +38,7 @@ file lacks; sections other than the ones above; anything after the last tensor; 
 that are not above 0; and what docs/bundle-format.md lists beside these, which says all of this at more length. The
 bundle's own digest is the manifest's, which covers all sections.
 
-What a reader may be asked to hold is bounded. Plans have limits (see `core.plan` and `core.operations`); there
+The memory of a reader is bounded. Plans have limits (see `core.plan` and `core.operations`); there
 are at most 65,534 tasks of 100,000 classes; the header has at most 100 million bytes; a coded bundle has at most 2 **
 22 + 32 * the bytes of its weights as many weights, and times tasks 2 ** 34. Reading one task takes at most 64 MB, 3
 times the file, 64 times its header, 64 bytes for every weight and number of a head, and 64 for every task and step
@@ -52,31 +51,31 @@ A reader may map the file instead of copying it, as this one does: replace a bun
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
+import mmap
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from etcl_deploy.errors import BundleError
 
 FORMAT = 1
-BUNDLE, DELTA = "etcl", "etcl-delta"  # the metadata key, by which the two kinds of files are told apart
+BUNDLE, DELTA = "etcl", "etcl-delta"  # the metadata key of each kind of file
 KINDS = {BUNDLE: "bundle", DELTA: "delta"}
-DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}
-WIDTHS = {"F32": 4, "F16": 2, "I8": 1, "U8": 1}  # in the order in which they lie in a file
-UNREADABLE = (SafetensorError, OSError, ValueError, TypeError, RuntimeError, OverflowError)
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "I8": torch.int8, "U8": torch.uint8}  # as they lie in a file
+LENGTH_BYTES, MAX_HEADER, MAX_DIMENSIONS = 8, 100_000_000, 8
+
+Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 
 def to_bytes(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], key: str = BUNDLE) -> bytes:
     """The file's bytes; `manifest` is everything but the list of sections, which is added here."""
-    from safetensors.torch import save  # needs numpy, which a server may lack
+    from safetensors.torch import save  # with numpy; a server, which only reads, may lack both
 
     sections = {name: tensor.detach().cpu().contiguous() for name, tensor in sections.items()}
     listed = {name: _describe(tensor) for name, tensor in sections.items()}
@@ -85,76 +84,92 @@ def to_bytes(manifest: Mapping[str, Any], sections: Mapping[str, Tensor], key: s
     return save(sections, metadata={key: metadata})
 
 
-class Opened(Mapping[str, Tensor]):
-    """The tensors of a file, each a view of the mapped file, opened when it is asked for: already that reads of it."""
+def from_bytes(
+    data: Buffer, key: str = BUNDLE, name: str = "the file", *, check: bool = True
+) -> tuple[dict[str, Any], Mapping[str, Tensor], str]:
+    """Manifest, sections and digest of a file's bytes, every byte checked; errors call the file `name`.
 
-    def __init__(self, path: Path) -> None:
-        file: Any = safe_open(path, framework="pt")
-        self._file = file
-        self._names = dict.fromkeys(file.keys())
-        self.metadata: dict[str, str] = file.metadata() or {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        found: Tensor = self._file.get_tensor(name)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def read(path: Path, key: str = BUNDLE, *, check: bool = True) -> tuple[dict[str, Any], Mapping[str, Tensor], str]:
-    """Manifest, sections and digest of a file, every byte checked.
-
-    Without `check` the digests of sections are not looked at, so that nothing is read but what is used.
+    Sections share the memory of `data`; bytes that cannot be written to are copied once. Without `check` the digests
+    of sections are not looked at, so that nothing is read of a mapped file but what is used.
     """
-    kind = KINDS[key]
-    if path.is_dir():
-        raise BundleError(f"{path} is a directory; a {kind} is one file")
+    if not len(data):
+        raise BundleError(f"{name} is empty; a {KINDS[key]} has at least a header")
     try:
-        if path.stat().st_size == 0:
-            raise BundleError(f"{path} is empty; a {kind} has at least a header")
-        sections = Opened(path)
-        with path.open("rb") as file:
-            header = file.read(int.from_bytes(file.read(8), "little"))
-    except FileNotFoundError:
-        raise BundleError(f"{path} does not exist") from None
-    except UNREADABLE as error:
-        raise BundleError(f"{path} is truncated, damaged or not a {kind}: {error}") from None
-    metadata = sections.metadata
-    text, digest = _manifest_text(path, metadata, key)
+        header, entries = _read_header(data)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{name} is truncated, damaged or not a {KINDS[key]}: {error}") from None
+    metadata = entries.pop("__metadata__")
+    text, digest = _manifest_text(name, metadata, key)
     try:
         manifest = json.loads(text)
         listed = manifest["sections"]
         if _dump(manifest) != text:
             raise ValueError("not in its one form")
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise BundleError(f"{path} has a manifest that is not what format 1 says") from None
-    if check:
-        _check_sections(path, listed, sections)
+        raise BundleError(f"{name} has a manifest that is not what format 1 says") from None
+    _check_list(name, listed, entries)
+    start = LENGTH_BYTES + len(header)
+    if len(data) != start + sum(map(size_of, listed.values())):
+        raise BundleError(
+            f"{name} is truncated, damaged or not a {KINDS[key]}: its sections do not take the {len(data)} bytes it has"
+        )
     if header != _header(metadata, listed):
-        raise BundleError(f"{path} has a header that is not what format 1 says")
-    return manifest, sections, digest
+        raise BundleError(f"{name} has a header that is not what format 1 says")
+    if check:
+        _check_digests(name, listed, memoryview(data)[start:])
+    writable = bytearray(data) if memoryview(data).readonly else data
+    return manifest, SectionViews(writable, start, listed), digest
 
 
-def kind_of(path: Path) -> str | None:
-    """ "bundle" or "delta", as far as a file says; None where it is neither."""
+class SectionViews(Mapping[str, Tensor]):
+    """The sections of a file as tensors, each a view of its bytes that is made when it is asked for."""
+
+    def __init__(self, data: Buffer, start: int, listed: Mapping[str, Any]) -> None:
+        self._data = data
+        self._listed = listed
+        self._begins = {name: start + begin for name, (begin, _) in _places(listed).items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        shape, dtype = self._listed[name]["shape"], DTYPES[self._listed[name]["dtype"]]
+        if not prod(shape):
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self._data, dtype=dtype, count=prod(shape), offset=self._begins[name]).view(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._listed)
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+
+def map_file(path: Path, kind: str = KINDS[BUNDLE]) -> mmap.mmap:
+    """The bytes of a file, mapped: processes that read the same file share them, and none has more than it uses."""
+    if path.is_dir():
+        raise BundleError(f"{path} is a directory; a {kind} is one file")
     try:
-        with safe_open(path, framework="pt") as file:
-            keys = file.metadata() or {}
-    except UNREADABLE:
+        if not path.stat().st_size:
+            raise BundleError(f"{path} is empty; a {kind} has at least a header")
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except FileNotFoundError:
+        raise BundleError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path} cannot be read: {error}") from None
+
+
+def kind_of(data: Buffer) -> str | None:
+    """ "bundle" or "delta", as far as a file's bytes say; None where it is neither."""
+    try:
+        _, entries = _read_header(data)
+    except (ValueError, RecursionError):
         return None
-    return next((kind for key, kind in KINDS.items() if key in keys), None)
+    return next((kind for key, kind in KINDS.items() if key in entries["__metadata__"]), None)
 
 
-def size_of(listed: Mapping[str, Any]) -> int:
+def size_of(described: Mapping[str, Any]) -> int:
     """Bytes of a section, as the manifest describes it."""
-    shape: list[int] = listed["shape"]
-    return prod(shape) * WIDTHS[listed["dtype"]]
+    shape: list[int] = described["shape"]
+    return prod(shape) * DTYPES[described["dtype"]].itemsize
 
 
 def digest_of(text: str) -> str:
@@ -166,51 +181,84 @@ def _dump(manifest: Mapping[str, Any]) -> str:
     return json.dumps(manifest, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _manifest_text(path: Path, metadata: Mapping[str, str], key: str) -> tuple[str, str]:
+def _read_header(data: Buffer) -> tuple[bytes, dict[str, Any]]:
+    """The header of a safetensors file, and what it says: its metadata, and an entry for every tensor."""
+    length = int.from_bytes(data[:LENGTH_BYTES], "little")
+    if length > min(MAX_HEADER, len(data) - LENGTH_BYTES):
+        raise ValueError("its header is cut off or too long")
+    header = bytes(data[LENGTH_BYTES : LENGTH_BYTES + length])
+    entries = json.loads(header)
+    if not isinstance(entries, dict):
+        raise ValueError("its header is no object")
+    metadata = entries.setdefault("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("its metadata is not text")
+    return header, entries
+
+
+def _manifest_text(name: str, metadata: Mapping[str, str], key: str) -> tuple[str, str]:
     """The manifest and its digest, once format and digest are right."""
     if set(metadata) != {key}:
-        found = "".join(f"it is a {KINDS[other]}" for other in metadata if other in KINDS) or "it has no manifest"
-        raise BundleError(f"{path} is a safetensors file, but not a {KINDS[key]}: {found}")
+        reason = "".join(f"it is a {KINDS[other]}" for other in metadata if other in KINDS) or "it has no manifest"
+        raise BundleError(f"{name} is a safetensors file, but not a {KINDS[key]}: {reason}")
     first, _, text = metadata[key].partition("\n")
     number, _, digest = first.partition(" ")
     if number.isascii() and number.isdigit() and int(number[:9]) > FORMAT:
         raise BundleError(
-            f"{path} has format {number[:9]}, written by a later etcl_deploy; "
+            f"{name} has format {number[:9]}, written by a later etcl_deploy; "
             f"this one reads format {FORMAT}: upgrade it, or bundle the run again"
         )
     if number != str(FORMAT) or digest != digest_of(text):
-        raise BundleError(f"{path} is damaged: its manifest does not have the digest it states")
+        raise BundleError(f"{name} is damaged: its manifest does not have the digest it states")
     return text, digest
 
 
-def _check_sections(path: Path, listed: Any, sections: Mapping[str, Tensor]) -> None:
-    if not isinstance(listed, dict) or set(listed) != set(sections):
-        raise BundleError(f"{path} is damaged: its sections are not the ones its manifest lists")
-    for name in sections:
-        try:
-            found = _describe(sections[name])
-        except UNREADABLE as error:
-            raise BundleError(f"{path} is damaged: section {name!r} cannot be opened: {error}") from None
-        if found != listed[name] or found["dtype"] not in WIDTHS:
-            raise BundleError(f"{path} is damaged: section {name!r} is not the one its manifest describes")
+def _check_list(name: str, listed: Any, entries: Mapping[str, Any]) -> None:
+    """Refuse a list of sections that does not name the header's tensors, or describes one that cannot be."""
+    if not isinstance(listed, dict) or set(listed) != set(entries):
+        raise BundleError(f"{name} is damaged: its sections are not the ones its manifest lists")
+    for section, described in listed.items():
+        if not isinstance(described, dict) or set(described) != {"dtype", "shape", "sha256"} or not _fits(described):
+            raise BundleError(f"{name} is damaged: section {section!r} is not the one its manifest describes")
+
+
+def _fits(described: Mapping[str, Any]) -> bool:
+    """Whether a description names a type there is, and a shape that a tensor can have."""
+    dtype, shape = described["dtype"], described["shape"]
+    if not isinstance(dtype, str) or dtype not in DTYPES or not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
+        return False
+    return all(type(size) is int and size >= 0 for size in shape) and prod(size or 1 for size in shape) < 1 << 63
+
+
+def _check_digests(name: str, listed: Mapping[str, Any], data: memoryview) -> None:
+    for section, (begin, end) in _places(listed).items():
+        if hashlib.sha256(data[begin:end]).hexdigest() != listed[section]["sha256"]:
+            raise BundleError(f"{name} is damaged: section {section!r} is not the one its manifest describes")
+
+
+def _places(listed: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Where each section begins and ends behind the header, in the order in which they lie there."""
+    widths = [*DTYPES]
+    places, end = {}, 0
+    for name in sorted(listed, key=lambda name: (widths.index(listed[name]["dtype"]), name)):
+        begin, end = end, end + size_of(listed[name])
+        places[name] = begin, end
+    return places
 
 
 def _header(metadata: Mapping[str, str], listed: Mapping[str, Any]) -> bytes:
     """The one header that a file with these sections has."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name in sorted(listed, key=lambda name: ([*WIDTHS].index(listed[name]["dtype"]), name)):
-        begin, end = end, end + size_of(listed[name])
-        entries[name] = {key: listed[name][key] for key in ("dtype", "shape")} | {"data_offsets": [begin, end]}
+    for name, offsets in _places(listed).items():
+        entries[name] = {key: listed[name][key] for key in ("dtype", "shape")} | {"data_offsets": offsets}
     text = json.dumps(entries, separators=(",", ":")).encode()
-    return text + b" " * (-len(text) % 8)
+    return text + b" " * (-len(text) % LENGTH_BYTES)
 
 
 def _describe(tensor: Tensor) -> dict[str, Any]:
-    # hashlib reads the tensor's memory in place; going through numpy would need numpy on the server.
-    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
+    names = {dtype: name for name, dtype in DTYPES.items()}
     return {
-        "dtype": DTYPES.get(tensor.dtype, str(tensor.dtype)),
+        "dtype": names.get(tensor.dtype, str(tensor.dtype)),
         "shape": list(tensor.shape),
-        "sha256": hashlib.sha256(memory).hexdigest(),
+        "sha256": hashlib.sha256(tensor.numpy().data).hexdigest(),
     }

@@ -1,4 +1,4 @@
-"""How the weights and norms of all steps of a plan lie one after another in one tensor. Pure."""
+"""The order in which the weights and norms of all steps of a plan lie in one flat tensor. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """Of a plan's steps in their order."""
+    """The flat tensors of a plan: all weights, and all norms, each step by step in the plan's order."""
 
     plan: Plan
 
@@ -33,28 +33,28 @@ class Layout:
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """How many weights each step has."""
+        """The number of weights of each step."""
         return tuple(prod(shape) for shape in self.weights.values())
 
     @property
     def weight_count(self) -> int:
-        """How many weights a mask covers."""
+        """The number of weights of all steps, which a mask covers."""
         return sum(self.layers)
 
     @property
     def norm_count(self) -> int:
-        """How many numbers the norms of a task are."""
+        """The number of values in the norms of a task."""
         return sum(prod(shape) for shape in self.norms.values())
 
     @cached_property
     def channel_count(self) -> int:
-        """How many output channels all steps have."""
+        """The number of output channels of all steps."""
         return sum(shape[0] for shape in self.weights.values())
 
     def scale_row(self, owner: Tensor, tasks: int) -> Tensor:
-        """For each weight the row of its scale with int8: every task has one for each output channel, for what it owns.
+        """For each weight the index of its int8 scale: each task has one per output channel, for the weights it owns.
 
-        So nothing an earlier task owns is rounded anew when a later one comes. What nobody owns is 0 with any scale.
+        So no weight of an earlier task is rounded again when a later one comes. Weights nobody owns are 0 at any scale.
         """
         sizes = torch.tensor([prod(shape[1:]) for shape in self.weights.values() for _ in range(shape[0])])
         channel = torch.repeat_interleave(torch.arange(self.channel_count), sizes.long())
@@ -68,5 +68,5 @@ def split(flat: Tensor, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
 
 
 def join(tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> Tensor:
-    """What `split` takes apart."""
+    """The flat tensor that `split` takes apart."""
     return torch.cat([torch.empty(0, dtype=torch.float32), *(tensors[name].flatten() for name in shapes)])

@@ -1,7 +1,8 @@
-"""Masks in few bits: what a task selects is told apart by whose a weight was first. Pure.
+"""Masks in few bits: each is coded group by group, in groups of weights with equally old owners. Pure.
 
-The *owner* of a weight is the first task that selects it. That of all weights is coded once: task by task, of the
-weights nobody owns yet, those it claims; a group (see entropy.py) is what is left of a layer.
+The *owner* of a weight is the first task that selects it. The owners of all weights are coded once: for each task in
+turn, one bit for every weight that nobody owns yet, set where the task claims it. A group (see rans.py) is what is left
+of a layer.
 
     levels      uint8 [tasks, layers]
     fill        zeros to a multiple of four bytes
@@ -24,7 +25,7 @@ To decode one task it takes the owners, its own mask and those it refers to, CHA
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -32,7 +33,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from etcl_deploy.bundle import rans as entropy
+from etcl_deploy.bundle import rans
 from etcl_deploy.bundle.bits import first_owner
 
 REFERENCE = struct.Struct("<H")
@@ -42,7 +43,7 @@ CANDIDATES = 8  # how many earlier tasks are tried as a reference
 
 @dataclass(frozen=True)
 class WeightOwners:
-    """Which task owns each weight, the layers one after another; `tasks` itself stands for nobody."""
+    """The task that owns each weight, the layers one after another; `tasks` itself stands for nobody."""
 
     owner: np.ndarray  # uint16 [weights]
     tasks: int
@@ -50,7 +51,7 @@ class WeightOwners:
 
     @classmethod
     def of(cls, masks: Iterable[np.ndarray], tasks: int, layers: Sequence[int]) -> WeightOwners:
-        """Those of the masks of so many tasks, bool [weights]."""
+        """The owners that follow from the masks of so many tasks, bool [weights]."""
         owner = first_owner((torch.from_numpy(mask) for mask in masks), tasks, sum(layers))
         return cls(owner.numpy().astype(np.uint16), tasks, tuple(layers))
 
@@ -98,44 +99,47 @@ class WeightOwners:
 
 
 def encode_owners(owners: WeightOwners, since: int = 0) -> bytes:
-    """As described above; `since` a task, only what it and later ones claim."""
-    batches: list[entropy.Batch] = []
+    """Owners as described above; with `since`, only what that task and later ones claim."""
+    batches: list[rans.Batch] = []
     free = np.flatnonzero(owners.owner >= since)
     for task in range(since, owners.tasks):
         claimed, sizes = owners.owner[free] == task, _sizes(free, owners.edges)
-        batches.append((claimed, sizes, entropy.levels_for(_sums(claimed, sizes), sizes)))
+        batches.append((claimed, sizes, rans.levels_for(_sums(claimed, sizes), sizes)))
         free = free[~claimed]
     return _written(b"", batches)
 
 
 def decode_owners(data: bytes, tasks: int, before: WeightOwners) -> WeightOwners:
-    """The owners that were encoded, those of the first tasks being known; anything else is a ValueError."""
+    """The owners that were encoded, added to those of the tasks before. Raises ValueError for any other data."""
     count = tasks - before.tasks
     levels, decoder = _opened(data, 0, count * len(before.layers))
-    found = WeightOwners(np.where(before.used, before.owner, tasks).astype(np.uint16), tasks, before.layers)
+    owners = WeightOwners(np.where(before.used, before.owner, tasks).astype(np.uint16), tasks, before.layers)
     free = np.flatnonzero(~before.used)
     for task, table in enumerate(levels.reshape(count, len(before.layers)), before.tasks):
         if not table.any():
             continue  # it claims nothing
-        claimed = decoder.take(_sizes(free, found.edges), table)
-        found.owner[free[claimed]] = task
+        claimed = decoder.take(_sizes(free, owners.edges), table)
+        owners.owner[free[claimed]] = task
         free = free[~claimed]
     decoder.finish()
-    return found
+    return owners
 
 
 def encode_mask(owners: WeightOwners, task: int, mask: np.ndarray, earlier: Mapping[int, np.ndarray]) -> bytes:
-    """A mask; its reference is the best of some earlier ones, by number, or none. All are in the order of owners."""
+    """A mask as described above, with the reference of `earlier` that costs least, or none.
+
+    All masks are in the order of owners.
+    """
     places, sizes = owners.before(task)
     bits = _at(mask, places)
     choices = {0: bits, **{number + 1: bits ^ _at(other, places) for number, other in earlier.items()}}
-    number = min(choices, key=lambda choice: entropy.cost(_sums(choices[choice], sizes), sizes))
+    number = min(choices, key=lambda choice: rans.cost(_sums(choices[choice], sizes), sizes))
     chosen = choices[number]
-    return _written(REFERENCE.pack(number), [(chosen, sizes, entropy.levels_for(_sums(chosen, sizes), sizes))])
+    return _written(REFERENCE.pack(number), [(chosen, sizes, rans.levels_for(_sums(chosen, sizes), sizes))])
 
 
 def reference_of(data: bytes, task: int) -> int | None:
-    """The number of the task that a mask refers to."""
+    """The number of the task that a coded mask refers to, or None."""
     if len(data) < REFERENCE.size:
         raise ValueError("it is cut off")
     (number,) = REFERENCE.unpack_from(data)
@@ -145,7 +149,7 @@ def reference_of(data: bytes, task: int) -> int | None:
 
 
 def decode_mask(owners: WeightOwners, task: int, data: bytes, other: np.ndarray | None) -> np.ndarray:
-    """The mask that was encoded; `other` is the one it refers to. Anything else is a ValueError."""
+    """The mask that was encoded; `other` is the one it refers to. Raises ValueError for any other data."""
     places, sizes = owners.before(task)
     levels, decoder = _opened(data, REFERENCE.size, len(sizes))
     bits = decoder.take(sizes, levels)
@@ -153,7 +157,7 @@ def decode_mask(owners: WeightOwners, task: int, data: bytes, other: np.ndarray 
     mask = np.zeros(len(owners.owner), dtype=np.bool_)
     done = 0
     for place, (start, end) in zip(places, owners.bounds[:, task : task + 2], strict=True):
-        mask[start:end] = True  # what is its own
+        mask[start:end] = True  # the weights it owns
         count = place.stop - place.start
         mask[place] = bits[done : done + count]
         if other is not None:
@@ -162,15 +166,12 @@ def decode_mask(owners: WeightOwners, task: int, data: bytes, other: np.ndarray 
     return mask
 
 
-def choose_references(encode: Callable[[int, Sequence[int]], int | None], tasks: int) -> None:
-    """Have every task encoded with those earlier ones to choose from that keep chains short."""
-    depths: list[int] = []
-    for task in range(tasks):
-        # A chain that is as long as it may be would force all later tasks to refer further and further back.
-        fresh = task % (CHAIN + 1) == 0
-        near = [number for number in range(task) if depths[number] < CHAIN][-CANDIDATES:]
-        chosen = encode(task, [] if fresh else near)
-        depths.append(0 if chosen is None else depths[chosen] + 1)
+def candidates(task: int, depths: Sequence[int]) -> list[int]:
+    """The earlier tasks whose masks a task may refer to; `depths` says how long the chain of each is."""
+    # A chain that is as long as it may be would force all later tasks to refer further and further back.
+    if task % (CHAIN + 1) == 0:
+        return []
+    return [number for number in range(task) if depths[number] < CHAIN][-CANDIDATES:]
 
 
 def _at(mask: np.ndarray, places: Sequence[slice]) -> np.ndarray:
@@ -188,16 +189,16 @@ def _sizes(places: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return np.diff(np.searchsorted(places, edges))
 
 
-def _written(head: bytes, batches: Sequence[entropy.Batch]) -> bytes:
+def _written(head: bytes, batches: Sequence[rans.Batch]) -> bytes:
     table = head + b"".join(levels.tobytes() for _, _, levels in batches)
-    return table + bytes(-len(table) % 4) + entropy.encode(batches).astype("<u4").tobytes()
+    return table + bytes(-len(table) % 4) + rans.encode(batches).astype("<u4").tobytes()
 
 
-def _opened(data: bytes, start: int, count: int) -> tuple[np.ndarray, entropy.Decoder]:
+def _opened(data: bytes, start: int, count: int) -> tuple[np.ndarray, rans.Decoder]:
     """The `count` levels that begin at `start`, and the decoder of the words after them."""
     end = start + count
     words = end + -end % 4
     if len(data) < words or len(data) % 4 or any(data[end:words]):
         raise ValueError("it is cut off, or not filled up with zeros")
     levels = np.frombuffer(data, dtype=np.uint8, count=count, offset=start)
-    return levels, entropy.Decoder(np.frombuffer(data, dtype="<u4", offset=words).astype(np.uint32))
+    return levels, rans.Decoder(np.frombuffer(data, dtype="<u4", offset=words).astype(np.uint32))

@@ -1,4 +1,4 @@
-"""The masks of a bundle: packed, one bit a weight, or coded in fewer; each is made ready when it is asked for."""
+"""The masks of a bundle: packed, one bit a weight, or coded in fewer; each is decoded when it is asked for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Masks(Protocol):
 
 
 class PackedMasks:
-    """Bits in the file, mapped: processes that read the same file share them, and none has more than it uses."""
+    """Masks of one bit a weight, as they lie in the file."""
 
     def __init__(self, packed: Callable[[int], Tensor], weights: int) -> None:
         self._packed = packed
@@ -41,22 +41,22 @@ class PackedMasks:
 
 
 class CodedMasks:
-    """Masks that are decoded, with the few they refer to, when they are asked for."""
+    """Masks in fewer bits. Decoding one also decodes the few it refers to."""
 
     def __init__(self, owners: Tensor, coded: Sequence[Tensor], layers: Sequence[int]) -> None:
-        """Raises ValueError where one refers to what it must not."""
-        from etcl_deploy.bundle import mask_coding as codec  # needs numpy, which a server may lack
+        """Raises ValueError where a mask refers to a later one, or to others over too many steps."""
+        from etcl_deploy.bundle import mask_coding  # needs numpy, which a server may lack
 
-        self._codec = codec
+        self._coding = mask_coding
         self._data = owners.numpy().tobytes()
         self._coded = [data.numpy().tobytes() for data in coded]
         self._layers = layers
-        self.references = [codec.reference_of(data, number) for number, data in enumerate(self._coded)]
+        self.references = [mask_coding.reference_of(data, number) for number, data in enumerate(self._coded)]
         depths: list[int] = []
         for number, other in enumerate(self.references):
             depths.append(0 if other is None else depths[other] + 1)
-            if depths[-1] > codec.CHAIN:
-                raise ValueError(f"the mask of task {number} refers to others over more than {codec.CHAIN} steps")
+            if depths[-1] > mask_coding.CHAIN:
+                raise ValueError(f"the mask of task {number} refers to others over more than {mask_coding.CHAIN} steps")
         self._ready: OrderedDict[int, np.ndarray] = OrderedDict()
         self._owners: WeightOwners | None = None
         self._lock = threading.RLock()
@@ -66,9 +66,9 @@ class CodedMasks:
         """Which task owns each weight."""
         with self._lock:
             if self._owners is None:
-                nobody = self._codec.WeightOwners.of([], 0, self._layers)
+                nobody = self._coding.WeightOwners.of([], 0, self._layers)
                 try:
-                    self._owners = self._codec.decode_owners(self._data, len(self._coded), nobody)
+                    self._owners = self._coding.decode_owners(self._data, len(self._coded), nobody)
                 except ValueError as error:
                     raise BundleError(f"the bundle is damaged: section 'backbone/owner': {error}") from None
             return self._owners
@@ -83,7 +83,7 @@ class CodedMasks:
             other = self.references[number]
             reference = None if other is None else self._decoded(other)
             try:
-                mask = self._codec.decode_mask(self.owners, number, self._coded[number], reference)
+                mask = self._coding.decode_mask(self.owners, number, self._coded[number], reference)
             except ValueError as error:
                 raise BundleError(f"the bundle is damaged: section 'task/{number}/mask': {error}") from None
             self._ready[number] = mask
@@ -94,19 +94,21 @@ class CodedMasks:
 
 
 def code(masks: Masks, tasks: int, layers: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Which weights are used by some task, bool; then as uint8 who owns each, and every mask."""
-    from etcl_deploy.bundle import mask_coding as codec
+    """The weights that some task uses, bool; then, coded as uint8, the owner of each weight, and every mask."""
+    from etcl_deploy.bundle import mask_coding
 
-    owners = codec.WeightOwners.of((masks[number].numpy() for number in range(tasks)), tasks, layers)
-    found: list[bytes] = []
+    owners = mask_coding.WeightOwners.of((masks[number].numpy() for number in range(tasks)), tasks, layers)
+    coded: list[Tensor] = []
+    depths: list[int] = []  # of each mask, over how many others it is decoded
 
-    @lru_cache(2 * codec.CANDIDATES)
+    @lru_cache(2 * mask_coding.CANDIDATES)
     def ordered(number: int) -> np.ndarray:
         return owners.by_owner(masks[number].numpy())
 
-    def encode(number: int, choice: Sequence[int]) -> int | None:
-        found.append(codec.encode_mask(owners, number, ordered(number), {other: ordered(other) for other in choice}))
-        return codec.reference_of(found[-1], number)
-
-    codec.choose_references(encode, tasks)
-    return torch.from_numpy(owners.used), as_tensor(codec.encode_owners(owners)), [as_tensor(data) for data in found]
+    for number in range(tasks):
+        earlier = {other: ordered(other) for other in mask_coding.candidates(number, depths)}
+        data = mask_coding.encode_mask(owners, number, ordered(number), earlier)
+        reference = mask_coding.reference_of(data, number)
+        depths.append(0 if reference is None else depths[reference] + 1)
+        coded.append(as_tensor(data))
+    return torch.from_numpy(owners.used), as_tensor(mask_coding.encode_owners(owners)), coded

@@ -16,7 +16,7 @@ LARGEST = 127
 
 
 def reduce(values: Tensor, precision: str, row: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:
-    """float32 values in a precision, and for int8 the scale of each of so many rows; `row` says which a value is in."""
+    """float32 values in a precision, and for int8 the scale of every row; `row` is the row of each value."""
     if not values.isfinite().all():
         raise BundleError("a weight is not finite: the run has learned nothing that could be bundled")
     if precision != "int8":
@@ -25,13 +25,13 @@ def reduce(values: Tensor, precision: str, row: Tensor, rows: int) -> tuple[Tens
             raise BundleError(f"a weight of {values.abs().max():.3g} does not fit {precision}; fp32 holds it")
         return reduced, None
     largest = torch.zeros(rows).scatter_reduce(0, row.flatten(), values.abs().flatten(), "amax")
-    # Whatever is too small to be told from nothing is nothing, so that no scale is 0.
+    # A row of numbers too small for a scale gets the scale 1 and becomes 0, so that no scale is 0.
     scale = torch.where(largest > 1e-30, largest / LARGEST, 1)
     return (values / scale[row]).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
 
 
 def expand(values: Tensor, scale: Tensor | None) -> Tensor:
-    """The float32 values that reduced ones stand for, with the scale of each; what is in float32 is not copied."""
+    """float32 values from reduced ones and the scale of each; values that are float32 already are not copied."""
     return values.float() if scale is None else values.float().mul_(scale)
 
 

@@ -1,4 +1,4 @@
-"""Bits of unlike probability as 32-bit words, and back. Pure.
+"""Bits of unequal probability as 32-bit words, and back, by range asymmetric numeral systems (rANS). Pure.
 
 Bits come in *groups*, each with a *level* from 0 to 64: the probability `p` of a one is `sin(pi * level / 128) ** 2`,
 rounded to 16 bits. A group of level 0 is all zeros, one of level 64 all ones, and no others are; neither takes room.
@@ -39,29 +39,28 @@ EDGES = np.array([probability(level + 0.5) for level in range(1, LEVELS - 1)])  
 
 
 def levels_for(ones: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The level, uint8, that suits each group best; in whole numbers, so that every machine chooses the same."""
+    """The best level, uint8, for each group; computed in whole numbers, so that every machine chooses the same."""
     shares = ones.astype(np.int64) * SCALE
-    found = 1 + (shares[:, None] >= EDGES * sizes.astype(np.int64)[:, None]).sum(1)
-    found[ones == 0] = 0
-    found[(ones == sizes) & (sizes > 0)] = LEVELS
-    levels: np.ndarray = found.astype(np.uint8)
-    return levels
+    levels = 1 + (shares[:, None] >= EDGES * sizes.astype(np.int64)[:, None]).sum(1)
+    levels[ones == 0] = 0
+    levels[(ones == sizes) & (sizes > 0)] = LEVELS
+    return np.asarray(levels, np.uint8)
 
 
-# What a zero and a one cost at each level, in parts of 2 ** -16 bits; at levels 0 and 64 there is but one of them.
+# The cost of a zero and of a one at each level, in parts of 2 ** -16 bits; at levels 0 and 64 only one of them occurs.
 PRICES = np.array(
     [[round(-SCALE * math.log2(max(1, part) / SCALE)) for part in (SCALE - p, p)] for p in map(probability, range(65))]
 )
 
 
 def cost(ones: np.ndarray, sizes: np.ndarray) -> int:
-    """What groups with so many ones cost, in parts of 2 ** -16 bits: whole numbers, the same on every machine."""
+    """The cost of groups with so many ones, in parts of 2 ** -16 bits: a whole number, the same on every machine."""
     zero, one = PRICES[levels_for(ones, sizes)].T
     return int((zero * (sizes - ones) + one * ones).sum())
 
 
 def encode(batches: Sequence[Batch]) -> np.ndarray:
-    """The words, uint32, of batches that a reader takes one after another."""
+    """The words, uint32, of batches that a decoder takes one after another."""
     coder = _coder()
     for bits, sizes, levels in reversed(batches):
         for level, groups in reversed(list(_by_level(sizes, levels))):
@@ -72,7 +71,7 @@ def encode(batches: Sequence[Batch]) -> np.ndarray:
 
 
 class Decoder:
-    """Takes bits from words, batch by batch. What is not such words is a ValueError, at `finish` at the latest."""
+    """Takes bits from words, batch by batch. Wrong words raise ValueError, at `finish` at the latest."""
 
     def __init__(self, words: np.ndarray) -> None:
         self._coder = _coder(words)
@@ -80,7 +79,7 @@ class Decoder:
     def take(self, sizes: np.ndarray, levels: np.ndarray) -> np.ndarray:
         """The bits of the groups of a batch, in a row."""
         if len(levels) != len(sizes) or (levels > LEVELS).any():
-            raise ValueError("the levels of its groups are not what is right")
+            raise ValueError("the levels of its groups are too few or too high")
         bits = np.repeat(levels == LEVELS, sizes)
         for level, groups in _by_level(sizes, levels):
             count = sum(group.stop - group.start for group in groups)
@@ -98,13 +97,13 @@ class Decoder:
         return bits
 
     def finish(self) -> None:
-        """Make sure that nothing is left."""
+        """Refuse words of which some are left."""
         if not self._coder.is_empty():
             raise ValueError("its words do not end where its bits do")
 
 
 def _by_level(sizes: np.ndarray, levels: np.ndarray) -> Iterator[tuple[int, list[slice]]]:
-    """The places of the groups that take room, for every level."""
+    """For every level its groups that are not empty, as slices of all bits."""
     ends = np.cumsum(sizes)
     for level in range(1, LEVELS):
         chosen = np.flatnonzero((levels == level) & (sizes > 0))
@@ -113,17 +112,17 @@ def _by_level(sizes: np.ndarray, levels: np.ndarray) -> Iterator[tuple[int, list
 
 
 def frequencies(level: int) -> list[int]:
-    """How many of the 2 ** 24 slots each byte has."""
+    """How many of the 2 ** 24 slots each byte has at a level."""
     one = probability(level)
     rest = SCALE - one
     by_ones = [1 + one**j * rest ** (8 - j) * (TOTAL - 256) // SCALE**8 for j in range(9)]
-    found = [by_ones[byte.bit_count()] for byte in range(256)]
-    found[0 if level < LEVELS // 2 else 255] += TOTAL - sum(found)
-    return found
+    slots = [by_ones[byte.bit_count()] for byte in range(256)]
+    slots[0 if level < LEVELS // 2 else 255] += TOTAL - sum(slots)
+    return slots
 
 
 def encode_symbols(symbols: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """The words, uint32, of symbols from 0, with so many of the 2 ** 24 slots for each."""
+    """The words, uint32, of symbols counted from 0; `slots` gives each its share of 2 ** 24."""
     coder = _coder()
     coder.encode_reverse(symbols.astype(np.int32), _categorical(slots))
     words: np.ndarray = coder.get_compressed()
@@ -131,7 +130,7 @@ def encode_symbols(symbols: np.ndarray, slots: np.ndarray) -> np.ndarray:
 
 
 def decode_symbols(words: np.ndarray, slots: np.ndarray, count: int) -> np.ndarray:
-    """So many symbols; words that are not theirs are a ValueError."""
+    """The first `count` symbols of words. Raises ValueError if words are left."""
     coder = _coder(words)
     symbols: np.ndarray = coder.decode(_categorical(slots), count)
     if not coder.is_empty():

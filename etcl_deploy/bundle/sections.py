@@ -1,11 +1,10 @@
-"""What a file was found to hold, handed out piece by piece, each checked for what it should be."""
+"""The sections of a file, taken one by one, each checked against what the manifest and the network ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ MAX_TASKS = 65_534
 
 
 class Sections:
-    """The sections nobody has taken yet. Whatever is not as it should be is a ValueError or a KeyError."""
+    """The sections that are still to be taken. One that is missing is a KeyError, a wrong one a ValueError."""
 
     def __init__(self, sections: Mapping[str, Tensor], precision: str, *, coded: bool) -> None:
         self._sections = sections
@@ -34,7 +33,7 @@ class Sections:
         return self._numbers(name, shape, PRECISIONS[self._precision])
 
     def weights_up_to(self, name: str, most: int) -> Tensor:
-        """The same, however many there are of them up to so many; they are coded."""
+        """At most `most` coded numbers in the precision of the bundle."""
         return _finite(name, _decoded(name, self.bits(name), PRECISIONS[self._precision], range(most + 1)))
 
     def numbers(self, name: str, *shape: int) -> Tensor:
@@ -42,21 +41,21 @@ class Sections:
         return self._numbers(name, shape, torch.float32)
 
     def scale(self, name: str, *shape: int) -> Tensor | None:
-        """What rows of int8 are multiplied by; None in other precisions."""
+        """The factors of rows of int8; None in other precisions."""
         if self._precision != "int8":
             return None
-        found = self.numbers(name, *shape)
-        if not ((found > 0) & (found * 128).isfinite()).all():
+        scale = self.numbers(name, *shape)
+        if not ((scale > 0) & (scale * 128).isfinite()).all():
             raise ValueError(f"section {name!r} holds a scale that is not above 0, or beyond single precision")
-        return found
+        return scale
 
     def bits(self, name: str, size: int | None = None) -> Tensor:
-        """Bytes that stand for bits."""
-        found = self._take(name)
-        return _fitting(name, found, (found.numel() if size is None else size,), torch.uint8)
+        """A section of bytes, of any size unless one is given."""
+        data = self._take(name)
+        return _fitting(name, data, (data.numel() if size is None else size,), torch.uint8)
 
     def finish(self) -> None:
-        """Make sure that nothing is left."""
+        """Refuse a file of which a section is left."""
         if self._left:
             raise ValueError(f"section {min(self._left)!r} belongs to nothing")
 
@@ -72,12 +71,12 @@ class Sections:
 
 
 def as_section(numbers: Tensor, *, coded: bool) -> Tensor:
-    """How numbers are kept: coded, or as they are."""
+    """Numbers as a section holds them: coded, or as they are."""
     if not coded:
         return numbers
-    from etcl_deploy.bundle import float_coding as values  # needs numpy, which a server may lack
+    from etcl_deploy.bundle import float_coding  # needs numpy, which a server may lack
 
-    return as_tensor(values.encode(numbers))
+    return as_tensor(float_coding.encode(numbers))
 
 
 def as_tensor(data: bytes) -> Tensor:
@@ -86,17 +85,18 @@ def as_tensor(data: bytes) -> Tensor:
 
 
 def _decoded(name: str, data: Tensor, dtype: torch.dtype, counts: range) -> Tensor:
-    from etcl_deploy.bundle import float_coding as values
+    from etcl_deploy.bundle import float_coding
 
     try:
-        return values.decode(data.numpy().data, dtype, counts)
+        return float_coding.decode(data.numpy().data, dtype, counts)
     except ValueError as error:
         raise ValueError(f"section {name!r}: {error}") from None
 
 
 def _fitting(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if tensor.dtype != dtype or tensor.shape != shape:
-        raise ValueError(f"section {name!r} should be {DTYPES[dtype]} {list(shape)}")
+        expected = next(text for text, known in DTYPES.items() if known == dtype)
+        raise ValueError(f"section {name!r} should be {expected} {list(shape)}")
     return tensor
 
 
@@ -122,7 +122,7 @@ def expect_keys(value: Any, *keys: str) -> None:
 
 
 def task_entries(listed: Any) -> list[dict[str, Any]]:
-    """What the manifest says of all tasks."""
+    """The manifest's entries for all tasks, checked."""
     if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_TASKS:
         count = len(listed) if isinstance(listed, list) else "no list of"
         raise ValueError(f"it holds {count} tasks; 1 to {MAX_TASKS} are right")
@@ -133,17 +133,17 @@ def task_entries(listed: Any) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def refusing(path: Path, kind: str) -> Iterator[None]:
-    """Whatever is wrong inside is the fault of the file."""
+def refusing(file: str, kind: str) -> Iterator[None]:
+    """Turn an error inside the block into a BundleError that names the file."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise BundleError(f"{path} does not describe a {kind}: {reason}") from None
+        raise BundleError(f"{file} does not describe a {kind}: {reason}") from None
 
 
 def _task_entry(value: Any) -> dict[str, Any]:
-    """Each of exactly its type and in its range."""
+    """The entry of one task, if each value has exactly its type and lies in its range."""
     expect_keys(value, "name", "classes", "density", "accuracy", "learned")
     name, classes, density = value["name"], value["classes"], value["density"]
     texts = [name, *classes] if isinstance(classes, list) else [None]
@@ -154,7 +154,7 @@ def _task_entry(value: Any) -> dict[str, Any]:
     if type(density) is not float or not 0 <= density <= 1:
         raise ValueError(f"task {name!r} has density {density!r}; it lies between 0.0 and 1.0")
     for key in ("accuracy", "learned"):
-        known = value[key]
-        if known is not None and (type(known) is not float or not 0 <= known <= 100):
-            raise ValueError(f"task {name!r} has {key} {known!r}; it lies between 0.0 and 100.0, or is null")
+        percent = value[key]
+        if percent is not None and (type(percent) is not float or not 0 <= percent <= 100):
+            raise ValueError(f"task {name!r} has {key} {percent!r}; it lies between 0.0 and 100.0, or is null")
     return {**value, "classes": tuple(classes)}

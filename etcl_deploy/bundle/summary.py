@@ -1,4 +1,4 @@
-"""What is inside a bundle, in numbers."""
+"""The sizes of a bundle's parts and tasks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from etcl_deploy.bundle.bundle import Bundle
 
 
 def summarize(bundle: Bundle, path: Path) -> dict[str, Any]:
-    """What `etcl inspect` reports: bytes by part and by task."""
+    """The report of `etcl inspect`: bytes by part and by task."""
     total, weights = path.stat().st_size, bundle.layout.weight_count
     per_task = {name: bundle.bytes_of(name) for name in bundle.tasks}
-    owner = bundle.sizes.get("backbone/owner", 0)  # what is the same for all masks
+    owner = bundle.sizes.get("backbone/owner", 0)  # shared by all masks
     parts = {
         "backbone": sum(size for name, size in bundle.sizes.items() if name.startswith("backbone/")) - owner,
         "masks": sum(sizes["mask"] for sizes in per_task.values()) + owner,

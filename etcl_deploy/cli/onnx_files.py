@@ -12,7 +12,7 @@ from etcl_deploy.core import atomic
 from etcl_deploy.data.user_data import read_own
 from etcl_deploy.errors import EtclError, ExportError
 from etcl_deploy.export.to_multitask import MultitaskReport, export_multitask
-from etcl_deploy.export.to_onnx import MAX_LOSS, Examples, Form, OnnxReport, export_task
+from etcl_deploy.export.to_onnx import MAX_LOSS, ExamplesOf, OnnxOptions, OnnxReport, export_task
 
 TEST_SHARE = 0.5  # of images without a split: half to calibrate on, half to measure accuracy on
 LONGEST = 200  # bytes of a file name without its ending
@@ -23,7 +23,7 @@ def export_bundle(
     path: Path,
     output: Path,
     task: str | None,
-    form: Form,
+    options: OnnxOptions,
     calibration: Path | None,
     max_loss: float,
     *,
@@ -42,8 +42,8 @@ def export_bundle(
     check_free(list(paths.values()), path, force=force)
     examples = examples_in(calibration, bundle, wanted) if calibration else lambda task: None
     if multitask:
-        return [export_multitask(bundle, output, form, examples)]
-    return export_all(bundle, paths, form, examples, max_loss, heard)
+        return [export_multitask(bundle, output, options, examples)]
+    return export_all(bundle, paths, options, examples, max_loss, heard)
 
 
 def check_free(paths: Sequence[Path], bundle: Path, *, force: bool) -> None:
@@ -60,7 +60,7 @@ def check_free(paths: Sequence[Path], bundle: Path, *, force: bool) -> None:
         raise ExportError(f"{taken[0]}{more} is there already; --force replaces it")
 
 
-def examples_in(folder: Path, bundle: Bundle, tasks: Iterable[str]) -> Examples:
+def examples_in(folder: Path, bundle: Bundle, tasks: Iterable[str]) -> ExamplesOf:
     """The labelled images of each task, from a folder as `etcl train --data` takes it."""
     sources = {source.name: source for source in read_own(folder, TEST_SHARE, 0, None).tasks}
     missing = [task for task in tasks if task not in sources]
@@ -90,8 +90,8 @@ def file_names(tasks: Iterable[str]) -> dict[str, str]:
 def export_all(
     bundle: Bundle,
     paths: Mapping[str, Path],
-    form: Form,
-    examples: Examples = lambda task: None,
+    options: OnnxOptions,
+    examples: ExamplesOf = lambda task: None,
     max_loss: float = MAX_LOSS,
     heard: Callable[[OnnxReport], None] = lambda report: None,
 ) -> list[OnnxReport]:
@@ -99,7 +99,7 @@ def export_all(
     reports: list[OnnxReport] = []
     for task, path in paths.items():
         try:
-            reports.append(export_task(bundle, task, path, None, form, examples(task), max_loss))
+            reports.append(export_task(bundle, task, path, None, options, examples(task), max_loss))
         except EtclError as error:
             done = f"; {len(reports)} of {len(paths)} files were written before it" if reports else ""
             raise ExportError(f"task {task!r}: {error}{done}") from None

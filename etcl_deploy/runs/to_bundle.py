@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from etcl_deploy.bundle.bundle import Bundle, BundledTask, save, to_bytes
+from etcl_deploy.bundle.bundle import Bundle, BundledTask, save
 from etcl_deploy.bundle.layout import Layout, join
 from etcl_deploy.bundle.precision import reduced_head, reduced_weights
 from etcl_deploy.core.atomic import check_replaceable
@@ -84,7 +84,7 @@ def bundle_run(
         measured = {name: _accuracy(predictor, name, items) for name, items in known}
         tasks = {name: replace(task, accuracy=measured.get(name)) for name, task in bundle.tasks.items()}
         bundle = replace(bundle, tasks=tasks)
-    save(path, to_bytes(bundle, encoding))
+    save(path, bundle.to_bytes(encoding))
 
 
 def _accuracy(predictor: Predictor, name: str, items: Items) -> float:

@@ -1,1 +1,1 @@
-"""From a bundle to answers. Needs torch, Pillow and safetensors; no data readers, no trainer, no config."""
+"""From a bundle to answers. Needs torch and Pillow; no data readers, no trainer, no config."""

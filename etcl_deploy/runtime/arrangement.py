@@ -1,10 +1,10 @@
 """The order in which onnxruntime wants a network's numbers on this machine.
 
-onnxruntime rewrites a graph for the processor it finds: layers are fused, and weights laid out in blocks as wide as
-its vectors. That makes it fast, and takes milliseconds for every network. Here it is done once for all tasks: a network
-whose numbers say where they come from is optimized, and what stands where in the result is read off. The result
-then takes these numbers as inputs, so that a task is a buffer and switching tasks costs nothing. Nothing is known
-here of how onnxruntime lays out weights, and nothing believed: who uses an arrangement compares answers first.
+onnxruntime rewrites a graph for the processor it finds: it fuses layers and lays out weights in blocks as wide as the
+processor's vectors. That makes it fast, and takes milliseconds for every network. Here it is done once for all tasks: a
+network is optimized whose numbers say where they come from, and the order of the numbers in the result is read off. The
+result then takes these numbers as inputs, so that a task is a buffer and switching tasks costs nothing. This module
+knows nothing of how onnxruntime lays out weights, so its users compare answers before they trust an arrangement.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MAX_NUMBERS = (1 << 24) - FIRST
 
 
 class EngineError(Exception):
-    """An engine that does not work with this network or on this machine; another one has to."""
+    """An engine that does not work with this network or on this machine."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """An input of the arranged graph: which number of the network stands where in it; -1 where none does."""
+    """An input of the arranged graph: for each of its numbers, the position among the network's, or -1."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Arrangement:
 
 
 def arrange(plan: Plan, preprocessing: Preprocessing, shapes: Mapping[str, tuple[int, ...]]) -> Arrangement:
-    """How a folded plan is arranged; `shapes` are those of its weights and biases, which count in this order."""
+    """The arrangement of a folded plan; `shapes` are those of its weights and biases, numbered in this order."""
     sizes = [prod(shape) for shape in shapes.values()]
     if sum(sizes) > MAX_NUMBERS:
         raise EngineError(f"{sum(sizes)} numbers are more than the {MAX_NUMBERS} that can be told apart")
@@ -73,16 +73,16 @@ def arrange(plan: Plan, preprocessing: Preprocessing, shapes: Mapping[str, tuple
             places.append(_place(tensor.name, values, sum(sizes)))
             model.graph.initializer.remove(tensor)
             model.graph.input.append(helper.make_tensor_value_info(tensor.name, TensorProto.FLOAT, values.shape))
-    found = np.zeros(sum(sizes), bool)
+    placed = np.zeros(sum(sizes), bool)
     for place in places:
-        found[place.source[place.source >= 0]] = True
-    if not found.all():
+        placed[place.source[place.source >= 0]] = True
+    if not placed.all():
         raise EngineError("onnxruntime changed numbers while it optimized the graph")
     return Arrangement(model.SerializeToString(), tuple(places))
 
 
 def open_session(model: bytes, threads: int) -> onnxruntime.InferenceSession:
-    """A session of an arranged graph, as it is."""
+    """A session of an arranged graph, which is not optimized again."""
     options = _options(threads)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -99,7 +99,7 @@ def _options(threads: int) -> onnxruntime.SessionOptions:
 
 
 def _optimized(model: onnx.ModelProto) -> onnx.ModelProto:
-    """What onnxruntime makes of a model here."""
+    """The model as onnxruntime optimizes it for this processor."""
     options = _options(1)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     with tempfile.TemporaryDirectory(prefix="etcl-") as directory:

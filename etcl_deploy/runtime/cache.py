@@ -14,7 +14,7 @@ from etcl_deploy.errors import CacheError
 
 @dataclass
 class Entry:
-    """What is ready, or about to be while somebody holds its lock; how many use it, and its bytes."""
+    """A task that is ready, or is being made by the thread that holds its lock; its users, and its bytes."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     ready: Any = None
@@ -22,11 +22,23 @@ class Entry:
     nbytes: int = 0
 
 
-class Cache:
-    """Holds what `make` gives for a name within `limit` bytes, and gives it to `drop` when it has to go.
+@dataclass(frozen=True)
+class CacheState:
+    """The content of a cache, and its counters since the start."""
 
-    What is in use or pinned stays; the limit is passed only for as long as what is in use takes more. Threads that
-    want different names wait for each other only inside `make`, if there.
+    tasks: dict[str, int]  # bytes of each task that is ready, least recently used first
+    pinned: list[str]
+    limit: int
+    hits: int
+    misses: int
+    evictions: int
+
+
+class Cache:
+    """Keeps what `make` gives for a name, within `limit` bytes; what has to go is given to `drop`.
+
+    What is in use or pinned stays, and the limit may be passed as long as it is in use. Threads that want different
+    names wait for each other at most inside `make`.
     """
 
     def __init__(self, limit: int, make: Callable[[str], Any], drop: Callable[[Any], None]) -> None:
@@ -37,12 +49,12 @@ class Cache:
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._pinned: set[str] = set()
         self._bytes = 0
-        self._largest = 0  # that was ever here
+        self._largest = 0  # bytes of the largest entry so far
         self._lock = threading.Lock()
 
     @contextmanager
     def use(self, name: str) -> Iterator[Any]:
-        """What belongs to a name, for the time of a `with` block."""
+        """What `make` gives for a name, kept for the time of a `with` block."""
         with self._lock:
             entry = self._entries.setdefault(name, Entry())
             self._entries.move_to_end(name)
@@ -51,7 +63,7 @@ class Cache:
             with entry.lock:
                 made = entry.ready is None
                 if made:
-                    # Room is made first, so that what has to go can be used for what comes.
+                    # Room is made first, so that `make` can use again what is dropped.
                     self._make_room(self._largest)
                     entry.ready = self._make(name)
             with self._lock:
@@ -71,7 +83,7 @@ class Cache:
                 self._make_room(0)
 
     def pin(self, name: str) -> None:
-        """Make a name ready and keep it so. Raises CacheError where pinned ones alone would pass the limit."""
+        """Make a name ready and keep it. Raises CacheError if pinned ones alone would pass the limit."""
         with self.use(name) as ready, self._lock:
             taken = sum(self._entries[other].nbytes for other in self._pinned - {name})
             if taken + ready.nbytes > self.limit:
@@ -82,13 +94,13 @@ class Cache:
             self._pinned.add(name)
 
     def unpin(self, name: str) -> None:
-        """Let a name go when its turn comes."""
+        """Let a name be dropped again."""
         with self._lock:
             self._pinned.discard(name)
 
     def prefetch(self, names: Iterable[str]) -> list[str]:
         """Make names ready in this order until one more would push out another; gives those that are ready then."""
-        wanted: list[str] = []
+        used: list[str] = []
         for name in names:
             with self._lock:
                 known = name in self._entries
@@ -96,20 +108,20 @@ class Cache:
             if full and not known:
                 break
             with self.use(name):
-                wanted.append(name)
+                used.append(name)
         held = self.held()
-        return [name for name in wanted if name in held]
+        return [name for name in used if name in held]
 
     def held(self) -> dict[str, int]:
         """Bytes of each name that is ready, least recently used first."""
         with self._lock:
             return {name: entry.nbytes for name, entry in self._entries.items() if entry.ready is not None}
 
-    @property
-    def pinned(self) -> list[str]:
-        """The names that are kept ready."""
+    def state(self) -> CacheState:
+        """What is ready and pinned, and the counters."""
+        held = self.held()
         with self._lock:
-            return sorted(self._pinned)
+            return CacheState(held, sorted(self._pinned), self.limit, self.hits, self.misses, self.evictions)
 
     def _make_room(self, wanted: int) -> None:
         """Drop the least recently used until `wanted` bytes more fit, as far as that is possible."""

@@ -1,7 +1,8 @@
-"""What runs a task's network: torch, or onnxruntime where it is there and faster."""
+"""The engines that run a task's network: torch, or onnxruntime where it is there and faster."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import time
@@ -25,15 +26,8 @@ MAX_RELATIVE_DIFFERENCE = 1e-4
 BATCH_SIZE = 64  # items in one pass through a network
 
 
-class Ready(Protocol):
-    """A task that can be run at once, and the memory it takes."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
 class Engine(Protocol):
-    """Makes tasks ready and runs them; `release` gets back every task that is no longer used."""
+    """Makes tasks ready, each with its `nbytes`, and runs them; `release` takes back one that is no longer used."""
 
     name: str
     bundle: Bundle
@@ -66,40 +60,40 @@ class TorchEngine:
 
 
 def choose_engine(bundle: Bundle, directory: Path | None = None) -> Engine:
-    """The engine that answers soonest here, of those that answer like torch.
+    """The fastest engine here of those that answer like torch.
 
-    Processes with the same `directory` share files in it, and take the engine that the first of them chose: their
-    answers are then the same to the bit, also from one that starts while the machine is busy.
+    Processes with the same `directory` share files in it and take the engine that the first of them chose. So their
+    answers are the same to the bit, even if one of them starts while the machine is busy.
     """
     torch_engine = TorchEngine(bundle)
     name = next(iter(bundle.tasks))
     pixels = _images(bundle)
     expected = torch_engine.logits(torch_engine.materialize(name), pixels)
-    found: dict[str, tuple[float, Engine]] = {}
+    usable: dict[str, tuple[float, Engine]] = {}
     for make in _makers(bundle, directory, torch_engine):
         try:
             engine = make()
             ready = engine.materialize(name)
             answers = engine.logits(ready, pixels)
-        except Exception as error:  # whatever is wrong with one, there is another
+        except Exception as error:  # any fault of one engine leaves another
             logger.warning("an engine is not used: %s: %s", type(error).__name__, error)
             continue
         if engine is not torch_engine and not agree(answers, expected):
             logger.warning("%s is not used: it does not answer like torch", engine.name)
             continue
-        found[engine.name] = _seconds(engine, ready, pixels[:1]), engine
+        usable[engine.name] = seconds_of(engine, ready, pixels[:1]), engine
         engine.release(ready)
-    best = min(found, key=lambda name: found[name][0])
+    best = min(usable, key=lambda name: usable[name][0])
     if directory is not None:
         agreed = _agreed(directory / CHOICE, best)
-        best = agreed if agreed in found else best
-    listed = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, (seconds, _) in found.items())
+        best = agreed if agreed in usable else best
+    listed = ", ".join(f"{name} {1000 * seconds:.2f} ms" for name, (seconds, _) in usable.items())
     logger.info("engine: %s (one image: %s)", best, listed)
-    return found[best][1]
+    return usable[best][1]
 
 
 def _agreed(path: Path, choice: str) -> str:
-    """What the first process wrote to a file, which is `choice` where this one is the first."""
+    """The choice of the first process, in a file; `choice`, where this process is the first."""
     own = path.with_name(f".{path.name}-{os.getpid()}")
     own.write_text(choice)
     with suppress(FileExistsError):
@@ -114,7 +108,7 @@ def agree(answers: Tensor, expected: Tensor) -> bool:
 
 
 def relative_difference(answers: Tensor, expected: Tensor) -> float:
-    """How far a logit is off at most, beside the largest that is expected of its item; nan where one is none."""
+    """The largest error of a logit, relative to the largest expected logit of its item; nan if a logit is nan."""
     scale = expected.abs().amax(1, keepdim=True).clamp_min(1e-6)
     return float(((answers - expected).abs() / scale).max())
 
@@ -131,16 +125,23 @@ def _makers(bundle: Bundle, directory: Path | None, torch_engine: TorchEngine) -
     return makers
 
 
+def trim_memory() -> None:
+    """Give memory that comparing engines took back to the system, where the C library is one that keeps it."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _images(bundle: Bundle) -> Tensor:
-    """Noise, the same every time."""
+    """Images of noise, the same every time."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (ITEMS, *bundle.preprocessing.shape), generator=generator, dtype=torch.uint8)
 
 
-def _seconds(engine: Engine, ready: Any, pixels: Tensor) -> float:
+def seconds_of(engine: Engine, ready: Any, pixels: Tensor) -> float:
+    """The least time an engine took for these images in a few rounds."""
     times = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
         engine.logits(ready, pixels)
         times.append(time.perf_counter() - began)
-    return min(times)  # whatever else the machine does only adds to it
+    return min(times)  # other work on the machine only adds to it

@@ -1,4 +1,4 @@
-"""What a request asks for, read from its body and headers; and its answer as JSON. Knows HTTP, but no server."""
+"""A request read from its body and headers, and its answer as JSON. Knows HTTP, but no server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Outcome = Prediction | Exception
 
 @dataclass(frozen=True)
 class Request:
-    """The task somebody asks for, the images, and the form the answer has: "one", "list" or "v2"."""
+    """The task, the images, and the form of the answer: "one", "list" or "v2"."""
 
     task: str
     images: list[Any]
@@ -53,7 +53,7 @@ class Request:
 
 
 def read_request(row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
-    """A request from its fields (`body`, or those of a form) and its headers, in whatever spelling."""
+    """A request from its fields (`body`, or those of a form) and its headers, whose names may be in any case."""
     headers = {name.lower(): value for name, value in headers.items()}
     media = str(headers.get("content-type", "")).lower().partition(";")[0].strip()
     if media and not media.startswith(MEDIA):
@@ -84,8 +84,8 @@ def read_request(row: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
 
 
 def answer(request: Request, outcomes: Sequence[Outcome], model: str) -> Any:
-    """The body for a request of which at least one item has an answer; the others have an error in their place."""
-    shown = [found.as_json() if isinstance(found, Prediction) else error_body(found) for found in outcomes]
+    """The body for a request of which at least one item has an answer; other items have an error in their place."""
+    shown = [outcome.as_json() if isinstance(outcome, Prediction) else error_body(outcome) for outcome in outcomes]
     if request.form == "one":
         return shown[0]
     return shown if request.form == "list" else _tensors(request, outcomes, shown, model)
@@ -97,13 +97,13 @@ def status_of(error: Exception) -> tuple[int, str, str]:
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """What the sender is told; what is our own mistake is for the log."""
+    """The body for an error. The message of an error that is not ours stays in the log."""
     message = str(error) if isinstance(error, EtclError) else "this request failed; the server's log says why"
     return {"error": {"code": status_of(error)[2], "message": message}}
 
 
 def _task(row: Mapping[str, Any], document: Mapping[str, Any] | None, headers: Mapping[str, Any]) -> str:
-    """In order of precedence: JSON or multipart field `task`, header X-ETCL-Task, path (decoded) after the version."""
+    """The first task named by: JSON or multipart field `task`, header X-ETCL-Task, path (decoded) after the version."""
     path = headers.get("url_path")
     parameters = (document or {}).get("parameters")
     candidates = (
@@ -126,7 +126,7 @@ def _task(row: Mapping[str, Any], document: Mapping[str, Any] | None, headers: M
 
 
 def _utf8(header: Any) -> Any:
-    """A header as its sender meant it: HTTP reads bytes as Latin-1, a terminal writes UTF-8."""
+    """A header's text, if it was sent as UTF-8: HTTP reads its bytes as Latin-1."""
     try:
         return header.encode("latin-1").decode("utf-8") if isinstance(header, str) else header
     except UnicodeError:
@@ -151,7 +151,7 @@ def _check_count(count: int) -> None:
 
 
 def _instance(position: int, item: Any) -> Any:
-    """An image as bytes or as nested lists of pixels; what is neither is the error of this item alone."""
+    """An image as bytes or as nested lists of pixels, or the error of this item alone."""
     if isinstance(item, dict) and isinstance(item.get("b64"), str):
         return _decoded(f"instance {position}", item["b64"])
     if isinstance(item, dict) and isinstance(item.get("pixels"), list):
@@ -173,8 +173,8 @@ def _tensor_items(inputs: Any) -> list[Any]:
     tensor: dict[str, Any] = inputs[0]
     kind, shape, data = tensor.get("datatype"), tensor.get("shape"), tensor.get("data")
     if not isinstance(kind, str) or kind not in DATATYPES:
-        found = shortened(kind) if isinstance(kind, str) else type(kind).__name__
-        raise InputError(f"datatype {found!r} is not read; known: {', '.join(DATATYPES)}")
+        shown = shortened(kind) if isinstance(kind, str) else type(kind).__name__
+        raise InputError(f"datatype {shown!r} is not read; known: {', '.join(DATATYPES)}")
     if not isinstance(shape, list) or not _are_sizes(shape) or not isinstance(data, list):
         raise InputError("a tensor needs 'shape', 1 to 4 whole numbers from 1, and 'data', a list")
     if kind == "BYTES":
@@ -201,15 +201,15 @@ def _are_sizes(shape: list[Any]) -> bool:
 
 
 def _tensors(request: Request, outcomes: Sequence[Outcome], shown: list[Any], model: str) -> dict[str, Any]:
-    """An answer of the Open Inference Protocol; of a single item also what other requests get."""
-    done = [found for found in outcomes if isinstance(found, Prediction)]
+    """An answer of the Open Inference Protocol; for a single item with the fields of a plain answer beside it."""
+    done = [outcome for outcome in outcomes if isinstance(outcome, Prediction)]
     if len(done) < len(outcomes):
-        raise next(found for found in outcomes if isinstance(found, Exception))
+        raise next(outcome for outcome in outcomes if isinstance(outcome, Exception))
     classes = list(done[0].scores)
     columns: dict[str, tuple[str, list[int], list[Any]]] = {
-        "label": ("BYTES", [len(done)], [found.label for found in done]),
-        "index": ("INT64", [len(done)], [found.index for found in done]),
-        "scores": ("FP32", [len(done), len(classes)], [score for found in done for score in found.scores.values()]),
+        "label": ("BYTES", [len(done)], [one.label for one in done]),
+        "index": ("INT64", [len(done)], [one.index for one in done]),
+        "scores": ("FP32", [len(done), len(classes)], [score for one in done for score in one.scores.values()]),
     }
     return {
         **(shown[0] if len(done) == 1 else {}),

@@ -29,13 +29,13 @@ class Graph:
         self.initializers: list[onnx.TensorProto] = []
 
     def constant(self, name: str, value: Tensor | np.ndarray) -> str:
-        """A tensor of the file; gives its name."""
+        """Add a tensor; gives its name."""
         array = value.numpy() if isinstance(value, Tensor) else value
         self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
     def add(self, op: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        """A node; gives the name of its result."""
+        """Add a node; gives the name of its result."""
         self.nodes.append(helper.make_node(op, inputs, [output], name=output, **attributes))
         return output
 
@@ -53,7 +53,7 @@ def write_network(graph: Graph, plan: Plan, preprocessing: Preprocessing, weight
 def as_model(
     graph: Graph, preprocessing: Preprocessing, outputs: Mapping[str, int | str], opset: int = OPSET
 ) -> onnx.ModelProto:
-    """The model of a graph that takes uint8 `image` and gives rows of so many numbers under these names."""
+    """The model of a graph that takes uint8 `image`; `outputs` names its outputs and the length of their rows."""
     image: list[str | int | None] = ["batch", *preprocessing.shape]
     described = helper.make_graph(
         graph.nodes,
@@ -123,7 +123,7 @@ def _along_channels(values: Tensor, shape: Shape) -> Tensor:
 
 
 def _standardize(graph: Graph, x: str, name: str, shape: Shape, s: StepSettings) -> str:
-    """Every group of channels with mean 0 and variance 1: as one channel each, for InstanceNormalization."""
+    """Give every group of channels mean 0 and variance 1, each as one channel of InstanceNormalization."""
     groups = s["groups"]
     apart = graph.constant(f"{name}.apart", np.array([-1, groups, prod(shape) // groups]))
     together = graph.constant(f"{name}.together", np.array([-1, *shape]))
@@ -186,5 +186,5 @@ _NAMED: dict[str, tuple[str, Callable[[StepSettings], Attributes]]] = {
     "add": ("Add", _nothing),
     "concat": ("Concat", lambda s: {"axis": 1}),
 }
-# The same for activations that are several.
+# The same for activations that take several operators.
 _COMPOSED: dict[str, Callable[[Graph, str, str], str]] = {"relu6": _relu6, "gelu": _gelu, "silu": _silu}

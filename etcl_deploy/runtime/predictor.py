@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,32 +15,20 @@ from etcl_deploy.core.pictures import MAX_PIXELS
 from etcl_deploy.core.pixels import ImageInput, prepare
 from etcl_deploy.core.prediction import Prediction
 from etcl_deploy.errors import BundleError
-from etcl_deploy.runtime.cache import Cache
-from etcl_deploy.runtime.engine import Engine, Ready, TorchEngine
+from etcl_deploy.runtime.cache import Cache, CacheState
+from etcl_deploy.runtime.engine import Engine, TorchEngine
 
 DEFAULT_CACHE_BYTES = 512_000_000
 
 Observer = Callable[[str, str, float], None]  # task, stage, seconds
 
 
-@dataclass(frozen=True)
-class CacheState:
-    """How the cache is doing: what is in it, and what has happened since the start."""
-
-    tasks: dict[str, int]  # bytes of each task that is ready, least recently used first
-    pinned: list[str]
-    limit: int
-    hits: int
-    misses: int
-    evictions: int
-
-
 class Predictor:
     """Answers for every task of a bundle; keeps recently used tasks ready within `cache_bytes`.
 
     May be used from several threads at once. An answer does not depend on the other items of its batch. `engine` is
-    torch unless another is given (`etcl_deploy.runtime.engine.choose_engine` finds the fastest here); `observe` hears
-    how long every task took in the stages `materialize` and `infer`.
+    torch unless another is given (`etcl_deploy.runtime.engine.choose_engine` finds the fastest here); `observe` is
+    called with the seconds each task took in the stages `materialize` and `infer`.
     """
 
     def __init__(
@@ -56,7 +44,7 @@ class Predictor:
         self._cache = Cache(cache_bytes, self._materialize, self.engine.release)
 
     def prepare(self, source: ImageInput, max_pixels: int = MAX_PIXELS) -> Tensor:
-        """The pixels the network takes, from an image. Raises InputError for what is not one, or too large."""
+        """The pixels the network takes, from an image. Raises InputError if it is no image or too large."""
         return prepare(source, self.bundle.preprocessing, max_pixels)
 
     def predict(self, inputs: Sequence[ImageInput], tasks: Sequence[str]) -> list[Prediction]:
@@ -78,21 +66,21 @@ class Predictor:
         """Logits of one task for prepared images, `[batch, classes]`; memory does not grow with the batch."""
         with self._cache.use(name) as ready:
             began = time.perf_counter()
-            found = self.engine.logits(ready, pixels)
+            logits = self.engine.logits(ready, pixels)
             self._observe(name, "infer", time.perf_counter() - began)
-        return found
+        return logits
 
     def pin(self, name: str) -> None:
-        """Keep a task ready whatever else is asked for. Raises CacheError where the cache is too small for that."""
+        """Keep a task ready until it is unpinned. Raises CacheError if the cache is too small for that."""
         self.bundle.task(name)
         self._cache.pin(name)
 
     def unpin(self, name: str) -> None:
-        """Treat a task like all others again."""
+        """Let a task leave the cache again."""
         self._cache.unpin(name)
 
     def prefetch(self, names: Iterable[str]) -> list[str]:
-        """Make tasks ready before somebody asks, as many of the first as fit; gives the names of those that are."""
+        """Make tasks ready in this order, as many as fit in the cache; gives the names of those that are ready."""
         wanted = list(names)
         for name in wanted:
             self.bundle.task(name)
@@ -100,21 +88,20 @@ class Predictor:
 
     def cache(self) -> CacheState:
         """The state of the cache."""
-        cache = self._cache
-        return CacheState(cache.held(), cache.pinned, cache.limit, cache.hits, cache.misses, cache.evictions)
+        return self._cache.state()
 
-    def _materialize(self, name: str) -> Ready:
+    def _materialize(self, name: str) -> Any:
         began = time.perf_counter()
-        ready: Ready = self.engine.materialize(name)
+        ready = self.engine.materialize(name)
         self._observe(name, "materialize", time.perf_counter() - began)
         return ready
 
     def _explain(self, name: str, logits: Tensor) -> list[Prediction]:
         classes = self.bundle.task(name).classes
-        found = []
+        predictions = []
         for values, scores in zip(logits.tolist(), logits.softmax(1).tolist(), strict=True):
             if not isfinite(sum(scores)):
                 raise BundleError(f"task {name!r} has no answer for this image: its numbers grow beyond all bounds")
             index = values.index(max(values))
-            found.append(Prediction(name, classes[index], index, dict(zip(classes, scores, strict=True))))
-        return found
+            predictions.append(Prediction(name, classes[index], index, dict(zip(classes, scores, strict=True))))
+        return predictions

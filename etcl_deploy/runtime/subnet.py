@@ -25,25 +25,25 @@ class Folding:
 
     @classmethod
     def of(cls, plan: Plan) -> Folding:
-        """What follows a layer is folded into it."""
+        """The plan with every chain of bias and norm steps folded into the layer before it."""
         folded = {step.name for chain in plan.chains.values() for step in chain}
         return cls(plan.without({*folded, *plan.dropouts}), plan.chains)
 
     def scales(self, norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """For every layer that has one, what its output channels are multiplied by."""
-        found: dict[str, Tensor] = {}
+        """The factors of output channels, for every layer that has a norm folded into it."""
+        scales: dict[str, Tensor] = {}
         for layer, chain in self.chains.items():
             for step in chain:
                 if step.op == "norm":
-                    found[layer] = norms[step.name][0] * found.get(layer, 1)
-        return found
+                    scales[layer] = norms[step.name][0] * scales.get(layer, 1)
+        return scales
 
     def others(self, selected: Mapping[str, Tensor], norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`<step>.weight` and `<step>.bias` of the plan, but for the weights of layers.
+        """`<step>.weight` and `<step>.bias` of all steps of the plan, without the weights of layers.
 
-        `selected` holds the weights a task uses, of steps that are no layers.
+        `selected` holds the weights a task uses of the other steps.
         """
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for step in self.plan.steps:
             shift = None
             for folded in self.chains.get(step.name, ()):
@@ -54,12 +54,12 @@ class Folding:
                     own = selected[folded.name]
                     shift = own if shift is None else shift + own
             if shift is not None:
-                found[f"{step.name}.bias"] = shift
+                tensors[f"{step.name}.bias"] = shift
             elif step.op in NORMS:
-                found[f"{step.name}.weight"], found[f"{step.name}.bias"] = norms[step.name].clone()
+                tensors[f"{step.name}.weight"], tensors[f"{step.name}.bias"] = norms[step.name].clone()
             elif step.op == "bias":
-                found[f"{step.name}.weight"] = selected[step.name]
-        return found
+                tensors[f"{step.name}.weight"] = selected[step.name]
+        return tensors
 
 
 class Subnet(nn.Module):
@@ -113,7 +113,7 @@ def materialize(bundle: Bundle, name: str, device: torch.device | str = "cpu") -
 
 
 def select(weights: Tensor, mask: Tensor) -> Tensor:
-    """The weights a bool mask selects, and 0 elsewhere: their bits, and-ed; several times as fast as torch.where."""
+    """The weights a bool mask selects, and 0 elsewhere; bitwise, which is several times as fast as torch.where."""
     return (weights.view(torch.int32) & mask.view(torch.int8).neg().int()).view(torch.float32)
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import httpx
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save
-from etcl_deploy.bundle.delta import apply_delta
-from etcl_deploy.bundle.format import kind_of
+from etcl_deploy.bundle.delta import apply_delta_file
+from etcl_deploy.bundle.format import kind_of, map_file
 from etcl_deploy.client.client import Client
 from etcl_deploy.core import atomic
 from etcl_deploy.core.pixels import png
 from etcl_deploy.errors import EtclError, ServeError
 from etcl_deploy.export.parity import seeded_images
-from etcl_deploy.export.to_mar import archive_version, archive_waiting, settings_of
+from etcl_deploy.export.to_mar import VERSION, settings_of, write_archive
 from etcl_deploy.runtime.predictor import Predictor
 from etcl_deploy.serve.properties import HOST
 from etcl_deploy.serve.server import START_SECONDS, Server, find, names
@@ -126,8 +126,8 @@ def push_bundle(path: Path, server: Server) -> tuple[Bundle, str]:
     with atomic.locked(directory):
         new = directory / "pushed.etcl"
         archived = store / f".{server.name}.mar"
-        if kind_of(path) == "delta":
-            data = apply_delta(server.bundle, path)
+        if kind_of(map_file(path)) == "delta":
+            data = apply_delta_file(server.bundle, path)
         else:
             load_bundle(path)  # so that a refusal names the user's file
             data = path.read_bytes()
@@ -138,10 +138,11 @@ def push_bundle(path: Path, server: Server) -> tuple[Bundle, str]:
             for task in settings["etcl"]["pinned"]:
                 bundle.task(task)
             version = next_version(server)
-            archive_version(new, server.name, version, archived, settings)
+            write_archive(new, server.name, version, archived, settings)
             # All that needs room is written before the switch. After it, it is what is served: what a start by hand has
             # to load, and what the next delta belongs to.
-            with archive_waiting(new, server.name, store, settings):
+            with atomic.replacing(store / f"{server.name}.mar") as waiting:
+                write_archive(new, server.name, VERSION, waiting, settings)
                 switch(server, archived, version, _checks(bundle))
             new.replace(server.bundle)
         finally:

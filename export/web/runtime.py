@@ -1,4 +1,4 @@
-"""onnxruntime-web, the part of it that a page needs: fetched once with npm, checked, and kept."""
+"""The part of onnxruntime-web that a page needs: fetched once with npm, checked, and kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from etcl_deploy.errors import ExportError
 
 PACKAGE, VERSION = "onnxruntime-web", "1.30.0"
 INTEGRITY = "q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="  # sha512
-# As it is in the archive, and as it is called in a page's folder.
+# Path in the archive -> name in a page's folder.
 FILES = {
     "package/dist/ort.wasm.bundle.min.mjs": "ort.mjs",
     "package/dist/ort-wasm-simd-threaded.wasm": "ort-wasm-simd-threaded.wasm",
@@ -69,8 +69,8 @@ def _fetched() -> bytes:
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=directory)
         except subprocess.TimeoutExpired:
             raise ExportError(f"npm did not fetch {PACKAGE} {VERSION} within {SECONDS} s; or {how}") from None
-        found = list(Path(directory).glob("*.tgz"))
-        if done.returncode or not found:
+        archives = list(Path(directory).glob("*.tgz"))
+        if done.returncode or not archives:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise ExportError(f"npm could not fetch {PACKAGE} {VERSION}: {last}; or {how}")
-        return _checked(found[0])
+        return _checked(archives[0])

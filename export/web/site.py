@@ -1,4 +1,4 @@
-"""A folder with a page that runs the tasks of a bundle in a browser: static files, nothing from elsewhere."""
+"""A folder with a page that runs the tasks of a bundle in a browser. It is static and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL = "tasks.onnx"
 
 @dataclass(frozen=True)
 class SiteReport:
-    """What was written."""
+    """The folder that was written, and how its model compares with the bundle."""
 
     directory: str
     tasks: list[str]

@@ -65,7 +65,7 @@ def onnx(
 ) -> None:
     """Export tasks as stand-alone ONNX files, each compared with the bundle before it is kept."""
     from etcl_deploy.cli.onnx_files import export_bundle
-    from etcl_deploy.export.to_onnx import Form
+    from etcl_deploy.export.to_onnx import OnnxOptions
     from etcl_deploy.report.tables import onnx_line, onnx_report
 
     if (task is not None) + every + multitask != 1:
@@ -76,7 +76,7 @@ def onnx(
         raise typer.BadParameter("--int8 needs --calibration DIR, images to measure ranges and accuracy on")
     if multitask and (int8 or compact):
         raise typer.BadParameter("--multitask does not go with --int8 and --compact: its masks are packed anyway")
-    form = Form(opset, "int8" if int8 else "fp16" if fp16 else "fp32", compact)
+    form = OnnxOptions(opset, "int8" if int8 else "fp16" if fp16 else "fp32", compact)
     with err.status("") as status:
         reports = export_bundle(
             path,

@@ -28,7 +28,7 @@ def bundle(
     as_json: Json = False,
 ) -> None:
     """Write one file with everything needed to predict."""
-    from etcl_deploy.bundle.bundle import load_bundle, save, to_bytes
+    from etcl_deploy.bundle.bundle import load_bundle, save
     from etcl_deploy.runs.store import load_run
     from etcl_deploy.runs.task_loading import tasks_of
     from etcl_deploy.runs.to_bundle import bundle_run
@@ -37,7 +37,7 @@ def bundle(
         whole = load_bundle(run)
         if precision not in (None, whole.precision):
             raise typer.BadParameter(f"a bundle keeps its precision, {whole.precision}; name the run it was made from")
-        save(output, to_bytes(whole, encoding))
+        save(output, whole.to_bytes(encoding))
     else:
         stored, kept = load_run(run), precision or "fp32"
         tasks = [] if kept == "fp32" else tasks_of(stored, note, data_root)
@@ -90,7 +90,7 @@ def apply(
 ) -> None:
     """Rebuild the new bundle from the old one and a delta, byte for byte."""
     from etcl_deploy.bundle.bundle import save
-    from etcl_deploy.bundle.delta import apply_delta
+    from etcl_deploy.bundle.delta import apply_delta_file
 
-    save(output, apply_delta(old, change))
+    save(output, apply_delta_file(old, change))
     verify(output, as_json)

@@ -1,7 +1,7 @@
-"""All tasks of a bundle in the order an engine wants them, in one file that processes share by mapping it.
+"""A table of all tasks of a bundle, in the order an engine wants, in one file that processes share by mapping it.
 
-The file: the numbers of the backbone, then a row for every task, its mask in packed bits and its few numbers. It is
-made from a bundle once, by the first process that needs it; it is a cache, not an artifact.
+The file holds the weights of the backbone, then a row for every task: its mask in packed bits, then its own numbers.
+The first process that needs it makes it from the bundle. It is a cache, not an artifact.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -19,22 +19,34 @@ from etcl_deploy.core import atomic
 
 ALIGNMENT = 64  # bytes
 
-Row = tuple[np.ndarray, np.ndarray]  # packed bits, uint8; numbers, float32
+
+class TaskRow(NamedTuple):
+    """The mask and the numbers of one task."""
+
+    mask: np.ndarray  # packed bits, uint8
+    numbers: np.ndarray  # float32
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What is mapped: `base` float32 [weights], and for every task `bits` and `numbers`."""
+class SharedTable:
+    """The mapped file: the weights of the backbone, and the mask and numbers of every task."""
 
-    base: np.ndarray
-    bits: np.ndarray  # uint8 [tasks, bytes]
+    weights: np.ndarray  # float32 [weights]
+    masks: np.ndarray  # uint8 [tasks, bytes]
     numbers: np.ndarray  # float32 [tasks, numbers]
 
 
-def open_rows(
-    path: Path | None, weights: int, numbers: int, tasks: int, base: Callable[[], np.ndarray], row: Callable[[int], Row]
-) -> Rows:
-    """The rows in `path`, made by `base` and `row` where there are none yet; without a path, in a file of no name."""
+def open_table(
+    path: Path | None,
+    counts: tuple[int, int, int],
+    make_weights: Callable[[], np.ndarray],
+    make_row: Callable[[int], TaskRow],
+) -> SharedTable:
+    """The table in `path`, which is made if it is not there; without a path, in a file of no name.
+
+    `counts` are those of weights, of numbers in a row, and of tasks.
+    """
+    weights, numbers, tasks = counts
     first = _aligned(4 * weights)
     width = _aligned((weights + 7) // 8)
     stride = width + _aligned(4 * numbers)
@@ -42,21 +54,21 @@ def open_rows(
 
     def fill(file: BinaryIO) -> None:
         file.truncate(size)
-        file.write(base().tobytes())
+        file.write(make_weights().tobytes())
         for number in range(tasks):
-            bits, values = row(number)
+            row = make_row(number)
             file.seek(first + number * stride)
-            file.write(bits.tobytes())
+            file.write(row.mask.tobytes())
             file.seek(first + number * stride + width)
-            file.write(values.tobytes())
+            file.write(row.numbers.tobytes())
         file.flush()
 
     mapped = np.frombuffer(_mapped(path, size, fill), np.uint8)
-    table = mapped[first:].reshape(tasks, stride)
-    return Rows(
+    rows = mapped[first:].reshape(tasks, stride)
+    return SharedTable(
         mapped[: 4 * weights].view(np.float32),
-        table[:, : (weights + 7) // 8],
-        table[:, width : width + 4 * numbers].view(np.float32),
+        rows[:, : (weights + 7) // 8],
+        rows[:, width : width + 4 * numbers].view(np.float32),
     )
 
 
