@@ -143,7 +143,7 @@ def _launch(directory: Path, store: Path, java_home: Path, temporary: str, worke
         "METRICS_LOCATION": str(directory / "logs"),
         "OMP_NUM_THREADS": str(threads),
     }
-    command = [sys.executable, "-m", "ts.model_server", "--start", "--no-config-checkpoints"]
+    command = [sys.executable, "-m", "ts.model_server", "--start", "--no-config-snapshots"]
     # The store is in the configuration too, but TorchServe's launcher does not read escapes in it.
     command += ["--ts-config", str(directory / PROPERTIES), "--model-store", str(store)]
     command += ["--log-config", str(resources.files("etcl_deploy.serve") / "log4j2.xml")]
