@@ -115,7 +115,7 @@ def _owned(layer: MaskedLayer, mask: Tensor) -> bytes:
 
 
 def config_of(sequence: str, method: str) -> Config:
-    """What a method is told on a sequence; its seed is the first."""
+    """The settings of a method on a sequence, with the first seed."""
     changed = {**SEQUENCES[sequence], **OWN.get((sequence, method), {}), "seed": 0}
     return load_recipe(sequence, method).with_values(changed)
 
@@ -153,7 +153,7 @@ def table(sequence: str, rows: Mapping[str, Any]) -> Iterator[str]:
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     variants, permuted = results["femnist1"], results["pmnist"]
     full = variants["full"]
     for target, name, now, aim in (("L1", "ACC", 80.3, 84), ("L2", "FWT", 0, 0.12), ("L2", "BWT", 0, 0.02)):

@@ -6,26 +6,20 @@
 B1: all that is coded of the masks, tables and headers included / the entropy of the model it is coded by: given layer
 and owners for what is claimed; given layer, age of the owner and reference for what is used again. B2: the bundle / as
 many dense networks in fp32. B3: decoding one task (mask with all it refers to, normalization, head) / a dense forward
-at batch 1 (torch, one thread), the median over tasks; the two are timed in turns. Beside them what others take for the
-same masks: one bit a weight, zstd and lzma on these bits at their best, and Huffman codes of seven masks at once (as in
-Winning SubNetworks, ICML 2022), with their tables, one table for all layers or one for each, whichever is smaller.
+at batch 1 (torch, one thread), the median over tasks; the two are timed in turns.
 """
 
 from __future__ import annotations
 
-import heapq
-import lzma
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 import torch
-import zstandard
 from record import Figure, learned, new_parser, say, show, write_result
 
 from etcl_deploy.bundle import float_coding as values
@@ -74,31 +68,6 @@ def _entropy(context: np.ndarray, bits: np.ndarray) -> float:
     return float(-(sizes * sum(logs)).sum())
 
 
-def huffman(masks: Sequence[np.ndarray], layers: Sequence[int]) -> int:
-    """Bytes of Huffman codes of up to seven masks at once, with a byte for every code length in the tables."""
-    total = 0
-    edges = np.cumsum([0, *layers])
-    for first in range(0, len(masks), 7):
-        group = masks[first : first + 7]
-        symbols = sum(mask.astype(np.int64) << place for place, mask in enumerate(group))
-        assert isinstance(symbols, np.ndarray)
-        whole = _huffman_bytes(symbols, 1 << len(group))
-        by_layer = sum(_huffman_bytes(symbols[start:end], 1 << len(group)) for start, end in pairwise(edges))
-        total += min(whole, by_layer)
-    return total
-
-
-def _huffman_bytes(symbols: np.ndarray, alphabet: int) -> int:
-    heap = [int(count) for count in np.bincount(symbols) if count]
-    heapq.heapify(heap)
-    bits = len(symbols) if len(heap) == 1 else 0
-    while len(heap) > 1:
-        joined = heapq.heappop(heap) + heapq.heappop(heap)
-        bits += joined
-        heapq.heappush(heap, joined)
-    return -(-bits // 8) + alphabet
-
-
 def seconds(function: Callable[[], object]) -> float:
     """The time of a call."""
     began = time.perf_counter()
@@ -131,13 +100,13 @@ def times(bundle: Bundle, paths: dict[str, Path], rounds: int = 15) -> dict[str,
     subnet = materialize(bundle, next(iter(bundle.tasks)))
     decoders = {name: decoding(path) for name, path in paths.items()}
     forward: list[float] = []
-    found: dict[str, list[list[float]]] = {name: [] for name in decoders}
+    decode_times: dict[str, list[list[float]]] = {name: [] for name in decoders}
     with torch.inference_mode():
         for _ in range(rounds):
             forward += [seconds(lambda: subnet(image)) for _ in range(10)]
             for name, calls in decoders.items():
-                found[name].append([seconds(call) for call in calls])
-    decoded = {name: median(map(median, zip(*rows, strict=True))) for name, rows in found.items()}
+                decode_times[name].append([seconds(call) for call in calls])
+    decoded = {name: median(map(median, zip(*rows, strict=True))) for name, rows in decode_times.items()}
     return {
         "forward_ms": 1000 * median(forward),
         "decode_ms": {name: 1000 * value for name, value in decoded.items()},
@@ -148,7 +117,7 @@ def times(bundle: Bundle, paths: dict[str, Path], rounds: int = 15) -> dict[str,
 def measure(run: str, stored: StoredRun, folder: Path) -> dict[str, Any]:
     """Everything of one run."""
     tests = {task.name: task.test for task in tasks_of(stored, lambda line: None, None)}
-    found: dict[str, Any] = {}
+    bundles: dict[str, Any] = {}
     paths = {}
     for encoding, precision in [("coded", precision) for precision in PRECISIONS] + [("packed", "fp32")]:
         name = f"{encoding}-{precision}"
@@ -156,38 +125,38 @@ def measure(run: str, stored: StoredRun, folder: Path) -> dict[str, Any]:
         bundle_run(stored.run, stored.config, path, encoding, precision, tests)
         info = summarize(load_bundle(path), path)
         accuracy = fmean(task["accuracy"] for task in info["tasks"])
-        found[name] = {"bytes": info["bytes"], "ratio": info["bytes"]["total"] / info["separate"], "accuracy": accuracy}
+        bundles[name] = {
+            "bytes": info["bytes"],
+            "ratio": info["bytes"]["total"] / info["separate"],
+            "accuracy": accuracy,
+        }
     small, large = load_bundle(paths["coded-fp32"]), load_bundle(paths["packed-fp32"])
     layers = small.layout.layers
     masks = [large.masks[number].numpy() for number in range(len(large.tasks))]
     assert isinstance(small.masks, CodedMasks)
     bound = entropy_of(masks, small.masks.references, layers)
-    bits = b"".join(np.packbits(mask, bitorder="little").tobytes() for mask in masks)
-    ours = found["coded-fp32"]["bytes"]["masks"]
+    ours = bundles["coded-fp32"]["bytes"]["masks"]
     return {
         "config": stored.config.as_json(),
         "tasks": len(masks),
         "weights": small.layout.weight_count,
         "claimed": float(np.any(masks, axis=0).mean()),
-        "bundles": found,
+        "bundles": bundles,
         "masks": {
             "coded": ours,
             "entropy": bound,
-            "packed": len(bits),
-            "zstd": len(zstandard.ZstdCompressor(level=22).compress(bits)),
-            "lzma": len(lzma.compress(bits, preset=9 | lzma.PRESET_EXTREME)),
-            "huffman": huffman(masks, layers),
+            "packed": sum(-(-len(mask) // 8) for mask in masks),
         },
         "bits_per_weight": 8 * ours / len(masks) / small.layout.weight_count,
         "B1": ours / bound,
-        "B2": found["coded-fp32"]["ratio"],
+        "B2": bundles["coded-fp32"]["ratio"],
         **times(large, {name.removesuffix("-fp32"): paths[name] for name in ("coded-fp32", "packed-fp32")}),
     }
 
 
 def measure_deltas(before: StoredRun, after: StoredRun, folder: Path) -> dict[str, Any]:
-    """What the tenth task takes, with all that it changed, beside a dense model of its own."""
-    found = {}
+    """The size of the tenth task with all that it changed, beside a dense model of its own."""
+    deltas = {}
     for precision in PRECISIONS:
         paths = [folder / f"{name}-{precision}.etcl" for name in ("before", "after")]
         for stored, path in zip((before, after), paths, strict=True):
@@ -202,17 +171,17 @@ def measure_deltas(before: StoredRun, after: StoredRun, folder: Path) -> dict[st
             if name != "weight":
                 earlier = name.startswith("task/") and not name.startswith(last)
                 parts["heads of earlier tasks" if earlier else "new"] += section.nbytes
-        found[precision] = {
+        deltas[precision] = {
             "bytes": delta.stat().st_size,
             "bundle": paths[1].stat().st_size,
             "of_dense": delta.stat().st_size / (info["separate"] / len(info["tasks"])),
             "parts": parts,
         }
-    return found
+    return deltas
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     runs = results["bundles"]["runs"]
     ratios = [row["B1"] for row in runs.values()]
     what = "coded masks / entropy of the declared model, bytes, the worst run"

@@ -81,7 +81,7 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     row = results["cold_task"]
     times = row["ms"]["cold task, onnxruntime"], row["ms"]["dense forward, onnxruntime"]
     note = f"{times[0]:.2f} and {times[1]:.2f} ms; {row['ratio_to_torch']:.2f} if the forward pass is torch's"

@@ -183,7 +183,7 @@ def edge_budget(work: Path) -> dict[str, float]:
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     networks = results["devices"]["networks"]
     parities = [row["D1"] for row in networks.values()]
     items, same = (sum(parity[key] for parity in parities) for key in ("items", "same_class"))

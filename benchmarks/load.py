@@ -35,7 +35,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for request `number`, and after how many seconds; status 0: the connection broke."""
+    """The answer to request `number`, and after how many seconds it came; status 0: the connection broke."""
 
     number: int
     status: int
@@ -110,7 +110,7 @@ def run(port: int, asked: Iterator[tuple[int, bytes]], connections: int, heard: 
 
 @dataclass(frozen=True)
 class Load:
-    """What a load came to, in the columns of TorchServe's own benchmark."""
+    """The figures of a load, in the columns of TorchServe's own benchmark."""
 
     requests: int
     errors: int
@@ -146,7 +146,7 @@ def in_order(
 
 
 def measure(port: int, requests: Sequence[bytes], order: Sequence[int], connections: int, seconds: float) -> Load:
-    """The same, as figures."""
+    """Send requests in an order for so many seconds; what that came to."""
     answers: list[Answer] = []
     end = time.perf_counter() + seconds
     asked = in_order(requests, order, lambda: time.perf_counter() < end)

@@ -112,8 +112,8 @@ def is_ready(server: Server, name: str) -> bool:
 def measured(server: Server, requests: list[bytes], seconds: float) -> dict[str, Any]:
     """Memory and throughput of a server that took so long to start."""
     for _ in range(2):  # the first makes Java warm
-        found = apply_load(server, requests, order_of("distinct", REQUESTS, len(requests)), CONNECTIONS)
-    return {"start_seconds": seconds, "bytes": whole(server), **found.columns()}
+        answered = apply_load(server, requests, order_of("distinct", REQUESTS, len(requests)), CONNECTIONS)
+    return {"start_seconds": seconds, "bytes": whole(server), **answered.columns()}
 
 
 def many_archives(bundle: Path, store: Path) -> dict[int, Any]:
@@ -170,8 +170,8 @@ def draw(rows: Mapping[str, Mapping[int, Any]]) -> None:
     }
     figure, axes = plt.subplots(1, len(panels), figsize=(10, 3.2), layout="constrained")
     for axis, (title, value) in zip(axes, panels.items(), strict=True):
-        for name, found in rows.items():
-            known = {count: value(row) for count, row in found.items() if row}
+        for name, own in rows.items():
+            known = {count: value(row) for count, row in own.items() if row}
             axis.plot(list(known), list(known.values()), "o-", label=name)
         axis.set(title=title, xlabel="tasks", ylim=(0, None))
         axis.spines[["top", "right"]].set_visible(False)
@@ -180,7 +180,7 @@ def draw(rows: Mapping[str, Mapping[int, Any]]) -> None:
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     row, second = results["tasks"]["S1"], results["tasks"]["S2"]
     counts = [float(count) for count in row["pss"]]
     each = [linear_regression(counts, sizes).slope / row["dense"] for sizes in zip(*row["pss"].values(), strict=True)]

@@ -59,13 +59,13 @@ def path_of(script: str) -> Path:
 
 
 def figures_of(script: str) -> list[Figure]:
-    """What the recorded results of a script say of its targets."""
+    """The recorded results of a script, held against its targets."""
     results = {part: record["result"] for part, record in read_results(script).items()}
     return list(importlib.import_module(script).figures(results))
 
 
 def number(value: float) -> str:
-    """A figure as a person reads it: three digits, four where it is next to 1."""
+    """A number with three digits; with five where it is next to 1."""
     if value == int(value) or value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4f}" if 0.99 < value < 1.01 else f"{value:.1f}" if value >= 50 else f"{value:.3g}"
@@ -110,7 +110,7 @@ def section(script: str) -> Iterator[str]:
 
 
 def passes() -> Iterator[str]:
-    """What each stage of the whole path took before somebody looked at it with a profiler, and after."""
+    """The time of each stage of the whole path, before it was profiled and after."""
     about = read_results("passes")["passes"]
     settings = about["settings"]
     yield "\n## Performance passes\n"

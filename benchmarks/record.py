@@ -1,4 +1,4 @@
-"""What all benchmarks share: figures held against targets, runs that are learned once, results kept as JSON.
+"""Shared by all benchmarks: figures held against targets, runs that are learned once, results kept as JSON.
 
 `results/SCRIPT.json` has for every part of a script its result, settings, command, versions and machine.
 """

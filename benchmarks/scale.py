@@ -165,7 +165,7 @@ def large_data(tasks: Path, run: Path, memory_gb: float) -> dict[str, Any]:
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     row = results["two_hundred"]["recipe"]
     what = "200 permuted tasks, fcn3: points the last 20 tasks are below the first 20"
     note = f"task 20 took {row['seconds_task_20']:.1f} s, task 200 {row['seconds_task_200']:.1f} s"

@@ -122,12 +122,12 @@ def workers_of(server: Server) -> list[psutil.Process]:
     """The processes that answer."""
     process = server.process()
     assert process is not None
-    found = []
+    workers = []
     for child in process.children(recursive=True):
         with suppress(psutil.Error):  # it has ended meanwhile
             if "model_service_worker" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
+                workers.append(child)
+    return workers
 
 
 def pss(process: psutil.Process) -> int:

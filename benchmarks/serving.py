@@ -101,7 +101,7 @@ def throughput(work: Path, mixes: Sequence[str], choices: Sequence[DenseChoice],
         table = {mix: _in_turns(servers, mix, loads) for mix in mixes}
         stages = stages_of(servers[OURS])
     say(show(**stages))
-    tuning = {" ".join(map(str, choice)): found for choice, found in tried.items()}
+    tuning = {" ".join(map(str, choice)): rate for choice, rate in tried.items()}
     return {"mixes": table, "stages_ms": stages, "tuning": tuning, "chosen": chosen}
 
 
@@ -172,7 +172,7 @@ def _beside(few: list[dict[str, Any]], many: list[dict[str, Any]], key: str) -> 
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     mixes = results["throughput"]["mixes"]
     for target, mix, label, now, aim in (
         ("S3", "zipf", "Zipf(1)", ">= 0.9", ">= 1.5"),

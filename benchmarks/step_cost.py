@@ -1,4 +1,4 @@
-"""What learning costs: one step beside a plain dense step (L7), a task with similar ones before it beside none (L6).
+"""The cost of learning: one step beside a plain dense step (L7), a task with similar ones before it beside none (L6).
 
     python benchmarks/step_cost.py
     python benchmarks/step_cost.py --parts task --epochs 10
@@ -162,7 +162,7 @@ def beside(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     row = results["task"]
     what = "learning a task with similar tasks before it / with none, time"
     yield Figure("L6", what, row["ratio"], "<= 1.15", "<= 1.05", row["ratios"], _sides(row))
@@ -192,10 +192,10 @@ def main() -> None:
             write_result("step_cost", "step", steps, {})
     if "task" in arguments.parts:
         changed = {"epochs": arguments.epochs, "width": arguments.width}
-        found = task(arguments.similar, changed, arguments.repeats or 5)
-        say(f"ratio {found['ratio']:.3f}")
+        row = task(arguments.similar, changed, arguments.repeats or 5)
+        say(f"ratio {row['ratio']:.3f}")
         if arguments.record:
-            write_result("step_cost", "task", found, {"similar": arguments.similar, **changed})
+            write_result("step_cost", "task", row, {"similar": arguments.similar, **changed})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What decided the defaults and each method's settings: every choice changed alone, measured on validation items.
+"""How the defaults and each method's settings were chosen: each choice changed alone, measured on validation items.
 
     python benchmarks/research/choices.py
     python benchmarks/research/choices.py --choices "model=most_similar" --seeds 0      one of them

@@ -77,7 +77,7 @@ def sheet(folder: Path, each: int = 3, gap: int = 8) -> Image.Image:
 
 
 def etcl(*words: object) -> Any:
-    """What a command says as JSON."""
+    """The JSON that a command prints."""
     command = [sys.executable, "-P", "-m", "etcl_deploy", *map(str, words), "--json"]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
@@ -124,7 +124,7 @@ def walk(work: Path, *learning: object) -> dict[str, Any]:
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     row = results["own_data"]
     steps = ", ".join(step for step in row["seconds"] if step not in ("answers", "total"))
     what = "folder of images -> trained, packed, served:"

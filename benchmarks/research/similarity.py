@@ -92,23 +92,23 @@ def distances(network: MaskedNetwork, tasks: list[Task], config: Config, name: s
         training, _ = one.training.split(learning.validation_share, generator)
         samples[one.name] = sample(training.images, learning.similarity, generator)
     originals = {one.name: comparer.original(samples[one.name]) for one in tasks}
-    found = {}
+    apart = {}
     for number, earlier in enumerate(tasks):
         own = comparer.learned(samples[earlier.name], earlier.name)
         for later in tasks[number + 1 :]:
             there = comparer.learned(samples[later.name], earlier.name)
             between = comparer.distance.between
             pair = (earlier.name, later.name)
-            found[pair] = (between(own, there), between(originals[earlier.name], originals[later.name]))
-    return found
+            apart[pair] = (between(own, there), between(originals[earlier.name], originals[later.name]))
+    return apart
 
 
-def gaps(found: dict[Pair, tuple[float, float]], tasks: list[Task], rule: str) -> dict[Pair, float]:
-    """What the rule compares with its margin, for every pair."""
+def gaps(apart: dict[Pair, tuple[float, float]], tasks: list[Task], rule: str) -> dict[Pair, float]:
+    """For every pair the value that the rule compares with its margin."""
     values = {}
     for later in tasks:
-        pairs = [pair for pair in found if pair[1] == later.name]
-        results = RULES[rule]([found[pair][0] for pair in pairs], [found[pair][1] for pair in pairs])
+        pairs = [pair for pair in apart if pair[1] == later.name]
+        results = RULES[rule]([apart[pair][0] for pair in pairs], [apart[pair][1] for pair in pairs])
         values |= dict(zip(pairs, results, strict=True))
     return values
 
@@ -122,14 +122,14 @@ def score(truth: list[bool], values: list[float], margin: float) -> dict[str, fl
 
 
 def kind(name: str) -> str:
-    """What a task is a sample of."""
+    """The data set a task is a sample of."""
     return name.rpartition("-")[0]
 
 
 def best(truth: list[bool], values: list[float]) -> tuple[float, dict[str, float]]:
     """The margin with the highest F1."""
     margins = sorted({0.0, *(value for value in values if value > 0)})
-    return max(((margin, score(truth, values, margin)) for margin in margins), key=lambda found: found[1]["f1"])
+    return max(((margin, score(truth, values, margin)) for margin in margins), key=lambda choice: choice[1]["f1"])
 
 
 def measure(config: Config, name: str) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ def measure(config: Config, name: str) -> list[dict[str, Any]]:
 
 
 def tabulate(pairs: list[dict[str, Any]], margin: float) -> dict[str, Any]:
-    """What was decided while learning, and what every distance and rule could decide with its best margin."""
+    """The decisions made while learning, and the best that every distance and rule could make."""
     truth = [kind(pair["earlier"]) == kind(pair["later"]) for pair in pairs]
     values = {way: [pair[way] for pair in pairs] for way in pairs[0] if way not in ("earlier", "later")}
     decided = values.pop("while learning")
@@ -159,15 +159,15 @@ def tabulate(pairs: list[dict[str, Any]], margin: float) -> dict[str, Any]:
         own = [gap for gap, same in zip(decided, truth, strict=True) if same is wanted]
         ranges[name] = [min(own), max(own)]
     rows = []
-    for way, found in values.items():
-        best_margin, scores = best(truth, found)
+    for way, own in values.items():
+        best_margin, scores = best(truth, own)
         rows.append({"distance and rule": way, "best_margin": best_margin, **scores})
         say(f"  {way:28s} best margin {best_margin:.3f}: {scores}")
     return {**score(truth, decided, margin), "margin": margin, "gaps": ranges, "each_with_its_best_margin": rows}
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     for seeds, row in results["similarity"].items():
         note = f"{row['found']} pairs found, {row['missed']} missed, {row['wrongly']} taken for similar wrongly"
         what = f"similar or not, on sequences of known truth, F1: {seeds}"

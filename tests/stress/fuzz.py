@@ -1,4 +1,4 @@
-"""Damaged bundles: what becomes of 100,000 of them (R2), and of 10,000 with one flipped bit (R3).
+"""Damaged bundles: 100,000 of them (R2), and 10,000 with one flipped bit (R3).
 
     python tests/stress/fuzz.py --cases 1000 --flips 200
 
@@ -52,7 +52,7 @@ Answers = dict[str, list[list[float]]]
 
 
 def answers_of(path: Path) -> Answers:
-    """What every task of a bundle answers to the same few images."""
+    """The answers of every task of a bundle to the same few images."""
     bundle = load_bundle(path)
     shape = bundle.preprocessing.shape
     count = min(3, 1 + (1 << 16) // (shape[0] * shape[1] * shape[2]))
@@ -174,12 +174,12 @@ def _change_section(content: dict[str, torch.Tensor], chance: random.Random) -> 
 
 
 def run_case(data: bytes, use: Callable[[Path], Any], path: Path, original: Any) -> tuple[str, float]:
-    """What became of it: "refused", "the same", "another", or what went wrong; and the time it took."""
+    """The outcome, "refused", "the same", "another" or what went wrong, and the time it took."""
     path.write_bytes(data)
     began = time.process_time()
     try:
-        found = use(path)
-        outcome = "the same" if found == original else "another"
+        answers = use(path)
+        outcome = "the same" if answers == original else "another"
     except BundleError:
         outcome = "refused"
     except Exception as error:
@@ -261,7 +261,7 @@ def numbers_of(data: bytes) -> int:
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     counts, wrong = results["fuzz"]["counts"], results["fuzz"]["wrong"]
     flips, refused = (sum(n for kind, n in counts.items() if kind.startswith(s)) for s in ("flip: ", "flip: refused"))
     cases = sum(counts.values()) - flips

@@ -231,7 +231,7 @@ def _weighted(good: int, bad: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     row = results["hostile"]
     what = "10 % bad requests: share answered as it must be"
     yield Figure("S6", what, row["S6"]["right"], "= 1", "= 1", note=f"{row['counts']['good']:,} of them good")

@@ -31,7 +31,7 @@ def start(*words: object) -> subprocess.Popen[bytes]:
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
-    """What the recorded results say of the targets."""
+    """The recorded results, held against their targets."""
     row = results["kill_resume"]
     what = "kill -9 while learning, then resume: share of runs with the same final bytes"
     note, asks = f"{row['kills']} kills in {row['runs']} runs", "after 1,000 kills"

@@ -195,7 +195,7 @@ def soak(work: Path, minutes: float, seed: int) -> dict[str, Any]:
             work / "store", learner.copy_of_bundle(), etcl, chance, book, [png(image) for image in images]
         )
         try:
-            service.begin(seed)
+            service.begin()
             summary["memory at the beginning"] = service.memory()
             end = time.monotonic() + 60 * minutes
             for hand in hands(chance):

@@ -56,14 +56,14 @@ class Book:
         self.note("TROUBLE", words=words)
 
     def check(self, holds: bool, words: str) -> None:
-        """The same, unless it holds."""
+        """Note as trouble what does not hold."""
         if not holds:
             self.trouble(words)
 
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a command."""
+    """A command that has ended."""
 
     words: tuple[str, ...]
     code: int
@@ -137,7 +137,7 @@ class Etcl:
         return done
 
     def end(self) -> None:
-        """Whatever is under way ends now."""
+        """Kill the command that runs, if there is one."""
         if self._process and self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
@@ -153,7 +153,7 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def answers_of(bundle: Path, images: Sequence[bytes]) -> Answers:
-    """What a bundle says of every image, asked for every task."""
+    """The answers of a bundle to every image, for every task."""
     predictor = Predictor(load_bundle(bundle))
     return {
         (task, number): (answer.index, list(answer.scores.values()))

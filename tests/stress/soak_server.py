@@ -42,7 +42,7 @@ BETWEEN_KILLS = (8.0, 30.0)  # seconds
 class Traffic(threading.Thread):
     """Requests all the while, and the judgement of every answer."""
 
-    def __init__(self, server: Server, tasks: Sequence[str], images: Sequence[bytes], book: Book, seed: int) -> None:
+    def __init__(self, server: Server, tasks: Sequence[str], images: Sequence[bytes], book: Book, seed: float) -> None:
         super().__init__(daemon=True)
         self.counts: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()  # while a worker was down
@@ -138,12 +138,13 @@ class Service:
         self._etcl.must("serve", bundle, *words, "--allow-push")
         self.server, self.served = known(NAME, store), bundle
         self._over = threading.Event()
+        self._killer = threading.Thread(target=self._kill_workers)
         self._last_kill = 0.0  # when workers were last known not to be whole
+        self._chance_of_kills = random.Random(chance.random())
+        self.traffic = Traffic(self.server, list(load_bundle(bundle).tasks), images, book, chance.random())
 
-    def begin(self, seed: int) -> None:
+    def begin(self) -> None:
         """Put load on it, and kill workers now and then."""
-        self.traffic = Traffic(self.server, list(load_bundle(self.served).tasks), self._images, self._book, seed)
-        self._killer = threading.Thread(target=self._kill_workers, args=(random.Random(f"{seed} workers"),))
         self._may_answer(self.served)
         self.traffic.start()
         self._killer.start()
@@ -151,7 +152,8 @@ class Service:
     def _may_answer(self, bundle: Path) -> None:
         self.traffic.served[bundle.name] = (Span(time.monotonic()), answers_of(bundle, self._images))
 
-    def _kill_workers(self, chance: random.Random) -> None:
+    def _kill_workers(self) -> None:
+        chance = self._chance_of_kills
         pause = chance.uniform(2, 8)
         while not self._over.wait(pause):
             pause = chance.uniform(*BETWEEN_KILLS)
@@ -266,7 +268,7 @@ class Service:
         return self.traffic.end()
 
     def check_at_end(self) -> None:
-        """What is served is the last bundle, whole, in one version; its archives of earlier ones are gone."""
+        """The last bundle is served, whole, in one version; archives of earlier ones are gone."""
         told = self.server.describe(customized=True)["customizedMetadata"]
         tasks = [task["name"] for task in told["tasks"]]
         self._book.check(tasks == list(load_bundle(self.served).tasks), f"the server answers for {tasks}")
@@ -281,7 +283,8 @@ class Service:
         """End everything, by `etcl serve --stop`."""
         self._over.set()
         self.traffic.over.set()
-        self._killer.join()
+        if self._killer.is_alive():
+            self._killer.join()
         family = [self.server.process(), *workers_of(self.server)] if self.server.process() else []
         self._etcl.run("serve", "--name", NAME, "--model-store", self._store, "--stop")
         left = [process.pid for process in still_running([process for process in family if process], 0)]
