@@ -145,7 +145,8 @@ def table(sequence: str, rows: Mapping[str, Any]) -> Iterator[str]:
         cells = [f"`{method}`"]
         for key, form in zip(("acc", "fwt", "bwt"), forms, strict=True):
             mean, deviation = row[key]["mean"], row[key]["deviation"]
-            cells.append("" if mean is None else f"{form.format(mean)} ± {form.format(deviation).lstrip('+')}")
+            spread_of = "" if deviation is None else f" ± {form.format(deviation).lstrip('+')}"
+            cells.append("" if mean is None else form.format(mean) + spread_of)
         cells += [f"{row['seconds']['mean'] / 60:.1f}", f"{row['bytes']['mean'] / 1e6:.2f}"]
         theirs = PAPER[sequence].get(method, (None, None, None))
         cells += ["" if value is None else form.format(value) for value, form in zip(theirs, forms, strict=True)]

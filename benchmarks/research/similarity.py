@@ -157,7 +157,7 @@ def tabulate(pairs: list[dict[str, Any]], margin: float) -> dict[str, Any]:
     ranges = {}
     for name, wanted in (("similar", True), ("others", False)):
         own = [gap for gap, same in zip(decided, truth, strict=True) if same is wanted]
-        ranges[name] = [min(own), max(own)]
+        ranges[name] = [min(own), max(own)] if own else None
     rows = []
     for way, own in values.items():
         best_margin, scores = best(truth, own)
