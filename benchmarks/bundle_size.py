@@ -6,28 +6,21 @@
 B1: all that is coded of the masks, tables and headers included / the entropy of the model it is coded by: given layer
 and owners for what is claimed; given layer, age of the owner and reference for what is used again. B2: the bundle / as
 many dense networks in fp32. B3: decoding one task (mask with all it refers to, normalization, head) / a dense forward
-at batch 1 (torch, one thread), the median over tasks; the two are timed in turns. Beside them what others take for the
-same masks: one bit a weight, zstd and lzma on these bits at their best, and Huffman codes of seven masks at once (as in
-Winning SubNetworks, ICML 2022), with their tables, one table for all layers or one for each, whichever is smaller.
+at batch 1 (torch, one thread), the median over tasks; the two are timed in turns.
 """
 
 from __future__ import annotations
 
-import argparse
-import heapq
-import lzma
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 import torch
-import zstandard
-from record import read_options, write_result
+from record import Figure, learned, new_parser, say, show, write_result
 
 from etcl_deploy.bundle import float_coding as values
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
@@ -37,35 +30,19 @@ from etcl_deploy.bundle.mask_coding import WeightOwners
 from etcl_deploy.bundle.masks import CodedMasks
 from etcl_deploy.bundle.precision import PRECISIONS
 from etcl_deploy.bundle.summary import summarize
-from etcl_deploy.runs.session import resume, train
-from etcl_deploy.runs.store import load
+from etcl_deploy.runs.store import StoredRun
 from etcl_deploy.runs.task_loading import tasks_of
 from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.runtime.subnet import materialize
 from etcl_deploy.settings import load_recipe
 
-QUICK = {"epochs": 10, "learning_rate": 0.001}  # of F-EMNIST-1: a third of the recipe's epochs
+SHORT = {"epochs": 10, "learning_rate": 0.001}  # of F-EMNIST-1: a third of the recipe's epochs
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "femnist1": ("femnist1", {}),
-    **{f"femnist1-{density}": ("femnist1", {**QUICK, "density": density}) for density in (0.1, 0.2, 0.4, 0.5)},
+    **{f"femnist1-{density}": ("femnist1", {**SHORT, "density": density}) for density in (0.1, 0.2, 0.4, 0.5)},
     **{f"pmnist-{density}": ("pmnist", {"density": density}) for density in (0.1, 0.2, 0.4, 0.5)},
 }
-ALL = list(RUNS)
-RUNS["quick"] = ("femnist1", {**QUICK, "epochs": 1, "tasks": 5})
-UPDATED, BEFORE = "femnist1-0.4", ("femnist1", {**QUICK, "density": 0.4, "tasks": 9})  # what a delta is measured on
-
-
-def learned(directory: Path, recipe: str, changed: dict[str, Any], say: Callable[[str], None]) -> Path:
-    """The directory of a run, learned first if it is not there."""
-    config = load_recipe(recipe).with_values(changed)
-    if not directory.exists():
-        say(f"learning {directory.name} ...")
-        train(config, None, directory, "cpu", lambda event: None)
-    elif load(directory, finished=False).waiting:
-        resume(directory, "cpu", lambda event: None)
-    if load(directory).config != config:
-        raise SystemExit(f"the run {directory.name} was learned with other settings: remove it")
-    return directory
+UPDATED, BEFORE = "femnist1-0.4", ("femnist1", {**SHORT, "density": 0.4, "tasks": 9})  # what a delta is measured on
 
 
 def entropy_of(masks: Sequence[np.ndarray], references: Sequence[int | None], layers: Sequence[int]) -> float:
@@ -89,31 +66,6 @@ def _entropy(context: np.ndarray, bits: np.ndarray) -> float:
     share = np.bincount(context, weights=bits, minlength=len(sizes)) / np.maximum(sizes, 1)
     logs = (p * np.log2(np.where(p > 0, p, 1)) for p in (share, 1 - share))
     return float(-(sizes * sum(logs)).sum())
-
-
-def huffman(masks: Sequence[np.ndarray], layers: Sequence[int]) -> int:
-    """Bytes of Huffman codes of up to seven masks at once, with a byte for every code length in the tables."""
-    total = 0
-    edges = np.cumsum([0, *layers])
-    for first in range(0, len(masks), 7):
-        group = masks[first : first + 7]
-        symbols = sum(mask.astype(np.int64) << place for place, mask in enumerate(group))
-        assert isinstance(symbols, np.ndarray)
-        whole = _huffman_bytes(symbols, 1 << len(group))
-        by_layer = sum(_huffman_bytes(symbols[start:end], 1 << len(group)) for start, end in pairwise(edges))
-        total += min(whole, by_layer)
-    return total
-
-
-def _huffman_bytes(symbols: np.ndarray, alphabet: int) -> int:
-    heap = [int(count) for count in np.bincount(symbols) if count]
-    heapq.heapify(heap)
-    bits = len(symbols) if len(heap) == 1 else 0
-    while len(heap) > 1:
-        joined = heapq.heappop(heap) + heapq.heappop(heap)
-        bits += joined
-        heapq.heappush(heap, joined)
-    return -(-bits // 8) + alphabet
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -148,13 +100,13 @@ def times(bundle: Bundle, paths: dict[str, Path], rounds: int = 15) -> dict[str,
     subnet = materialize(bundle, next(iter(bundle.tasks)))
     decoders = {name: decoding(path) for name, path in paths.items()}
     forward: list[float] = []
-    found: dict[str, list[list[float]]] = {name: [] for name in decoders}
+    decode_times: dict[str, list[list[float]]] = {name: [] for name in decoders}
     with torch.inference_mode():
         for _ in range(rounds):
             forward += [seconds(lambda: subnet(image)) for _ in range(10)]
             for name, calls in decoders.items():
-                found[name].append([seconds(call) for call in calls])
-    decoded = {name: median(map(median, zip(*rows, strict=True))) for name, rows in found.items()}
+                decode_times[name].append([seconds(call) for call in calls])
+    decoded = {name: median(map(median, zip(*rows, strict=True))) for name, rows in decode_times.items()}
     return {
         "forward_ms": 1000 * median(forward),
         "decode_ms": {name: 1000 * value for name, value in decoded.items()},
@@ -162,55 +114,53 @@ def times(bundle: Bundle, paths: dict[str, Path], rounds: int = 15) -> dict[str,
     }
 
 
-def measure(directory: Path, folder: Path) -> dict[str, Any]:
+def measure(run: str, stored: StoredRun, folder: Path) -> dict[str, Any]:
     """Everything of one run."""
-    stored = load(directory)
     tests = {task.name: task.test for task in tasks_of(stored, lambda line: None, None)}
-    found: dict[str, Any] = {}
+    bundles: dict[str, Any] = {}
     paths = {}
     for encoding, precision in [("coded", precision) for precision in PRECISIONS] + [("packed", "fp32")]:
         name = f"{encoding}-{precision}"
-        path = paths[name] = folder / f"{directory.name}-{name}.etcl"
-        bundle_run(stored.run, stored.config, path, encoding, precision, tests)
+        path = paths[name] = folder / f"{run}-{name}.etcl"
+        bundle_run(stored, path, encoding, precision, tests)
         info = summarize(load_bundle(path), path)
         accuracy = fmean(task["accuracy"] for task in info["tasks"])
-        found[name] = {"bytes": info["bytes"], "ratio": info["bytes"]["total"] / info["separate"], "accuracy": accuracy}
+        bundles[name] = {
+            "bytes": info["bytes"],
+            "ratio": info["bytes"]["total"] / info["separate"],
+            "accuracy": accuracy,
+        }
     small, large = load_bundle(paths["coded-fp32"]), load_bundle(paths["packed-fp32"])
     layers = small.layout.layers
     masks = [large.masks[number].numpy() for number in range(len(large.tasks))]
     assert isinstance(small.masks, CodedMasks)
     bound = entropy_of(masks, small.masks.references, layers)
-    bits = b"".join(np.packbits(mask, bitorder="little").tobytes() for mask in masks)
-    ours = found["coded-fp32"]["bytes"]["masks"]
+    ours = bundles["coded-fp32"]["bytes"]["masks"]
     return {
         "config": stored.config.as_json(),
         "tasks": len(masks),
         "weights": small.layout.weight_count,
         "claimed": float(np.any(masks, axis=0).mean()),
-        "bundles": found,
+        "bundles": bundles,
         "masks": {
             "coded": ours,
             "entropy": bound,
-            "packed": len(bits),
-            "zstd": len(zstandard.ZstdCompressor(level=22).compress(bits)),
-            "lzma": len(lzma.compress(bits, preset=9 | lzma.PRESET_EXTREME)),
-            "huffman": huffman(masks, layers),
+            "packed": sum(-(-len(mask) // 8) for mask in masks),
         },
         "bits_per_weight": 8 * ours / len(masks) / small.layout.weight_count,
         "B1": ours / bound,
-        "B2": found["coded-fp32"]["ratio"],
+        "B2": bundles["coded-fp32"]["ratio"],
         **times(large, {name.removesuffix("-fp32"): paths[name] for name in ("coded-fp32", "packed-fp32")}),
     }
 
 
-def measure_deltas(before: Path, after: Path, folder: Path) -> dict[str, Any]:
-    """What the tenth task takes, with all that it changed, beside a dense model of its own."""
-    found = {}
+def measure_deltas(before: StoredRun, after: StoredRun, folder: Path) -> dict[str, Any]:
+    """The size of the tenth task with all that it changed, beside a dense model of its own."""
+    deltas = {}
     for precision in PRECISIONS:
-        paths = [folder / f"{directory.name}-{precision}.etcl" for directory in (before, after)]
-        for directory, path in zip((before, after), paths, strict=True):
-            stored = load(directory)
-            bundle_run(stored.run, stored.config, path, "coded", precision)
+        paths = [folder / f"{name}-{precision}.etcl" for name in ("before", "after")]
+        for stored, path in zip((before, after), paths, strict=True):
+            bundle_run(stored, path, "coded", precision)
         delta = folder / f"{precision}.delta"
         write_delta(*paths, delta)
         info = summarize(load_bundle(paths[1]), paths[1])
@@ -221,40 +171,58 @@ def measure_deltas(before: Path, after: Path, folder: Path) -> dict[str, Any]:
             if name != "weight":
                 earlier = name.startswith("task/") and not name.startswith(last)
                 parts["heads of earlier tasks" if earlier else "new"] += section.nbytes
-        found[precision] = {
+        deltas[precision] = {
             "bytes": delta.stat().st_size,
             "bundle": paths[1].stat().st_size,
             "of_dense": delta.stat().st_size / (info["separate"] / len(info["tasks"])),
             "parts": parts,
         }
-    return found
+    return deltas
 
 
-def main(say: Callable[[str], None]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
+    """The recorded results, held against their targets."""
+    runs = results["bundles"]["runs"]
+    ratios = [row["B1"] for row in runs.values()]
+    what = "coded masks / entropy of the declared model, bytes, the worst run"
+    yield Figure("B1", what, max(ratios), "<= 1.05", "<= 1.01", ratios, f"{len(runs)} runs")
+    for run, label in (("femnist1", "F-EMNIST-1, resnet18"), ("pmnist-0.4", "PMNIST, fcn3")):
+        row = runs[run]
+        total = row["bundles"]["coded-fp32"]["bytes"]["total"]
+        what = f"bundle of 10 tasks at density 0.4 / 10 dense fp32 models, bytes: {label}"
+        yield Figure("B2", what, row["B2"], "<= 0.15", "<= 0.10", note=f"{total:,} bytes")
+        for encoding, ratio in row["B3"].items():
+            what = f"decode one task / one dense forward at batch 1 (torch), time: {encoding}, {label}"
+            note = f"{row['decode_ms'][encoding]:.3g} and {row['forward_ms']:.3g} ms"
+            yield Figure("B3", what, ratio, "<= 1", "<= 0.25", note=note)
+
+
+def main() -> None:
+    parser = new_parser(__doc__)
     parser.add_argument("--work", type=Path, required=True, help="where runs and bundles are kept")
-    parser.add_argument("--runs", nargs="+", default=ALL, choices=list(RUNS))
-    arguments = read_options(parser, runs=["quick"])
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS)
+    arguments = parser.parse_args()
     work: Path = arguments.work
-    directories = {name: learned(work / name, *RUNS[name], say) for name in arguments.runs}
+    stored = {name: _learned(work / name, *RUNS[name]) for name in arguments.runs}
     torch.set_num_threads(1)
-    results: dict[str, Any] = {}
-    for name, directory in directories.items():
-        results[name] = row = measure(directory, work)
-        sizes = ", ".join(f"{kind} {size / 1e3:.0f} kB" for kind, size in row["masks"].items())
+    runs: dict[str, Any] = {}
+    for name, run in stored.items():
+        runs[name] = row = measure(name, run, work)
         say(
-            f"{name}: B1 {row['B1']:.4f}  B2 {row['B2']:.3f}  B3 coded {row['B3']['coded']:.2f}, packed "
-            f"{row['B3']['packed']:.2f}  {row['bits_per_weight']:.3f} bits a weight and task  ({sizes})"
+            f"{name}: {show(B1=row['B1'], B2=row['B2'], B3=row['B3'], bits=row['bits_per_weight'], masks=row['masks'])}"
         )
-    if arguments.quick:
-        write_result("bundle_size", ["B1", "B2", "B3"], {"runs": results}, {})
-    elif set(results) == set(ALL):
-        before = learned(work / f"{UPDATED}-before", *BEFORE, say)
-        deltas = measure_deltas(before, directories[UPDATED], work)
-        for precision, row in deltas.items():
+    result: dict[str, Any] = {"runs": runs}
+    if UPDATED in stored:
+        result["deltas"] = measure_deltas(_learned(work / f"{UPDATED}-before", *BEFORE), stored[UPDATED], work)
+        for precision, row in result["deltas"].items():
             say(f"delta of one task, {precision}: {row['bytes'] / 1e3:.0f} kB, {row['of_dense']:.3f} of a dense model")
-        write_result("bundle_size", ["B1", "B2", "B3"], {"runs": results, "deltas": deltas}, {})
+    if arguments.record:
+        write_result("bundle_size", "bundles", result, {})
+
+
+def _learned(directory: Path, recipe: str, changed: dict[str, Any]) -> StoredRun:
+    return learned(directory, load_recipe(recipe).with_values(changed))
 
 
 if __name__ == "__main__":
-    main(partial(print, flush=True))
+    main()

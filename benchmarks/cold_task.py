@@ -1,4 +1,4 @@
-"""S5: making a cold task ready, beside a dense forward pass at batch 1.
+"""Making a cold task ready, beside a dense forward pass at batch 1 (S5).
 
     python benchmarks/cold_task.py
 
@@ -8,18 +8,17 @@ weights and all optimizations; the faster is the other side. What runs in the sa
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import onnxruntime
 import torch
-from record import read_options, write_result
-from served import images, show, write_made
+from record import Figure, new_parser, say, show, write_result
+from served import images, write_made
 
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.export.to_onnx import export_task
@@ -29,10 +28,8 @@ from etcl_deploy.runtime.onnx_engine import OnnxEngine
 BLOCKS = 5  # of rounds: the ratio in each of them shows the spread
 
 
-def main(say: Callable[[str], None]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=200, help="and so many tasks")
-    rounds = read_options(parser, rounds=60).rounds
+def measure(rounds: int) -> dict[str, Any]:
+    """Medians of every call, and the ratios between them."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory, torch.inference_mode():
         bundle = load_bundle(write_made(Path(directory) / "made.etcl", rounds))
@@ -73,7 +70,7 @@ def main(say: Callable[[str], None]) -> None:
     blocks = [
         [median(times[name][block::BLOCKS]) for name in ("cold task, onnxruntime", fastest)] for block in range(BLOCKS)
     ]
-    result = {
+    return {
         "ms": medians,
         "ratio": medians["cold task, onnxruntime"] / medians[fastest],
         "ratios": [cold / forward for cold, forward in blocks],
@@ -81,9 +78,26 @@ def main(say: Callable[[str], None]) -> None:
         "eight_together": medians["dense forward of eight, onnxruntime"] / 8 / medians["dense forward, onnxruntime"],
         "forward_ratio": medians["task forward, onnxruntime"] / medians["dense forward, onnxruntime"],
     }
-    say(show(**{key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()}))
-    write_result("cold_task", ["S5"], result, {"tasks": rounds, "rounds": rounds, "threads": 1})
+
+
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
+    """The recorded results, held against their targets."""
+    row = results["cold_task"]
+    times = row["ms"]["cold task, onnxruntime"], row["ms"]["dense forward, onnxruntime"]
+    note = f"{times[0]:.2f} and {times[1]:.2f} ms; {row['ratio_to_torch']:.2f} if the forward pass is torch's"
+    what = "make a cold task ready / a dense forward at batch 1, time"
+    yield Figure("S5", what, row["ratio"], "<= 0.5", "<= 0.1", row["ratios"], note)
+
+
+def main() -> None:
+    parser = new_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=200, help="and so many tasks")
+    arguments = parser.parse_args()
+    result = measure(arguments.rounds)
+    say(show(**result))
+    if arguments.record:
+        write_result("cold_task", "cold_task", result, {"tasks": arguments.rounds, "rounds": arguments.rounds})
 
 
 if __name__ == "__main__":
-    main(partial(print, flush=True))
+    main()

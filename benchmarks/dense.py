@@ -1,4 +1,4 @@
-"""Archives with one dense network each, the other side of benchmarks of serving."""
+"""One dense network in an archive of its own: the other side of benchmarks of serving."""
 
 from __future__ import annotations
 

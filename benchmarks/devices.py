@@ -1,4 +1,4 @@
-"""D1 to D4: what files for devices are like, for four backbones and a network of a user's own, at four densities.
+"""Files for devices (D1 to D4), for four backbones and a network of a user's own, at four densities.
 
     python benchmarks/devices.py --work DIR         what DIR holds of an earlier time is not learned again
 
@@ -11,21 +11,18 @@ one of them; and what the runtime of a device takes.
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import onnxruntime
 import torch
-from record import read_options, write_result
-from served import show, write_made
+from record import Figure, learned, new_parser, say, show, write_result
+from served import write_made
 from torch import nn
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
@@ -33,8 +30,6 @@ from etcl_deploy.cli.onnx_files import export_all, file_names
 from etcl_deploy.export.parity import LIMITS, answers_of, compare, session
 from etcl_deploy.export.to_onnx import OnnxOptions, export_task, task_model, write_checked
 from etcl_deploy.learn.trainer import predict
-from etcl_deploy.runs.session import train
-from etcl_deploy.runs.store import load
 from etcl_deploy.runs.task_loading import find_tasks
 from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.runtime.subnet import Subnet, materialize
@@ -84,7 +79,7 @@ def latencies(paths: dict[str, Path], pixels: torch.Tensor) -> dict[str, list[fl
         name: onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"]) for name, path in paths.items()
     }
     image = {"image": pixels[:1].numpy()}
-    found: dict[str, list[float]] = {name: [] for name in sessions}
+    rounds: dict[str, list[float]] = {name: [] for name in sessions}
     for _ in range(ROUNDS):
         for name, loaded in sessions.items():
             times = []
@@ -92,8 +87,8 @@ def latencies(paths: dict[str, Path], pixels: torch.Tensor) -> dict[str, list[fl
                 began = time.perf_counter()
                 loaded.run(None, image)
                 times.append(1000 * (time.perf_counter() - began))
-            found[name].append(median(times))
-    return found
+            rounds[name].append(median(times))
+    return rounds
 
 
 def ratio(times: dict[str, list[float]], one: str, other: str) -> float:
@@ -107,10 +102,8 @@ def row_of(backbone: str, density: float, work: Path, learning: dict[str, int]) 
     config = load_recipe("digits").with_values(values)
     tasks = find_tasks(config, None).tasks
     work = work / f"{backbone.partition(':')[0]} {density}"
-    if not (work / "x.etcl").exists():
-        shutil.rmtree(work, ignore_errors=True)
-        bundle_run(train(config, None, work / "run", "cpu", lambda event: None), config, work / "x.etcl")
-    run = load(work / "run").run
+    stored = learned(work / "run", config)
+    bundle_run(stored, work / "x.etcl")
     bundle = load_bundle(work / "x.etcl")
     parities, lost, sizes = [], [], {name: [] for name in FORMS}
     channels = [0, 0]
@@ -122,7 +115,7 @@ def row_of(backbone: str, density: float, work: Path, learning: dict[str, int]) 
             report = export_task(bundle, task.name, path, None, form, task, max_loss=100)
             sizes[name].append(report.bytes / dense)
             if name == "fp32":
-                expected = predict(run.network, task.name, task.test_x)
+                expected = predict(stored.run.network, task.name, task.test_x)
                 parities.append(compare(expected, answers_of(session(path), task.test_x), LIMITS["fp32"], path.name))
                 channels[0] += sum(layer.kept_outputs for layer in report.layers)
                 channels[1] += sum(layer.outputs for layer in report.layers)
@@ -132,11 +125,11 @@ def row_of(backbone: str, density: float, work: Path, learning: dict[str, int]) 
                 paths[name] = path.rename(work / f"timed {name}.onnx")
     times = latencies(paths, tasks[0].test_x)
     return {
-        "accuracy": run.summary(config)["acc"],
+        "accuracy": stored.summary().acc,
         "D1": {
-            "items": sum(found.items for found in parities),
-            "same_class": sum(found.same_class for found in parities),
-            "max_rel_diff": max(found.max_rel_diff for found in parities),
+            "items": sum(parity.items for parity in parities),
+            "same_class": sum(parity.same_class for parity in parities),
+            "max_rel_diff": max(parity.max_rel_diff for parity in parities),
         },
         "D2": ratio(times, "fp32", "dense"),
         "D3": {"latency": ratio(times, "int8", "fp32"), "points_lost": mean(lost), "most_lost": max(lost)},
@@ -147,7 +140,7 @@ def row_of(backbone: str, density: float, work: Path, learning: dict[str, int]) 
     }
 
 
-def hundred(work: Path, say: Callable[[str], None]) -> dict[str, float]:
+def hundred(work: Path) -> dict[str, float]:
     """Seconds for one task of a bundle of a hundred, and for all."""
     bundle = load_bundle(write_made(work / "hundred.etcl", 100))
     ones = []
@@ -161,9 +154,9 @@ def hundred(work: Path, say: Callable[[str], None]) -> dict[str, float]:
         bundle, {task: work / "hundred" / name for task, name in file_names(bundle.tasks).items()}, OnnxOptions()
     )
     every = time.perf_counter() - began
-    found = {"one": one, "all": every, "allowed": 3 * one + 0.2 * 100}
-    say(show(**{name: round(value, 2) for name, value in found.items()}))
-    return found
+    seconds = {"one": one, "all": every, "allowed": 3 * one + 0.2 * 100}
+    say(show(**seconds))
+    return seconds
 
 
 IMPORTS = """
@@ -176,7 +169,7 @@ print(between - began, time.perf_counter() - between)
 """
 
 
-def edge_budget(work: Path, say: Callable[[str], None]) -> dict[str, float]:
+def edge_budget(work: Path) -> dict[str, float]:
     """Bytes of this package's wheel; seconds to import what a device needs, and of these our own."""
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", work, ROOT]
     subprocess.run(command, check=True)
@@ -186,33 +179,62 @@ def edge_budget(work: Path, say: Callable[[str], None]) -> dict[str, float]:
         for _ in range(ROUNDS)
     ]
     others, own = (median(column) for column in zip(*runs, strict=True))
-    found = {"wheel_bytes": wheel.stat().st_size, "import_numpy_onnxruntime": others, "import_edge": own}
-    say(show(**found))
-    return found
+    taken = {"wheel_bytes": wheel.stat().st_size, "import_numpy_onnxruntime": others, "import_edge": own}
+    say(show(**taken))
+    return taken
 
 
-def main(say: Callable[[str], None]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
+    """The recorded results, held against their targets."""
+    networks = results["devices"]["networks"]
+    parities = [row["D1"] for row in networks.values()]
+    items, same = (sum(parity[key] for parity in parities) for key in ("items", "same_class"))
+    apart = [parity["max_rel_diff"] for parity in parities]
+    what = "exported task beside the learned network, whole test set:"
+    yield Figure("D1", f"{what} share with the same class", same / items, "= 1", "= 1", note=f"{items:,} images")
+    yield Figure("D1", f"{what} largest relative difference of logits", max(apart), "<= 1e-4", "<= 1e-5", apart)
+
+    def over(
+        target: str, what: str, density: float, value: Callable[[Any], float], pick: Callable[..., float], **limits: str
+    ) -> Figure:
+        rows = {backbone: value(networks[f"{backbone} {density}"]) for backbone in BACKBONES}
+        note = ", ".join(f"{backbone.rpartition(':')[2]} {number:.3g}" for backbone, number in rows.items())
+        return Figure(target, what, pick(rows.values()), repeats=list(rows.values()), note=note, **limits)
+
+    for density in (0.4, 0.1):
+        what = f"exported task / the dense network exported the same way, latency, median network: density {density}"
+        yield over("D2", what, density, lambda row: row["D2"], median, now="<= 1", aim="<= 0.7")
+    what = "int8 / fp32 at density 0.4: latency, median network"
+    yield over("D3", what, 0.4, lambda row: row["D3"]["latency"], median, now="<= 0.8", aim="<= 0.5")
+    what = "int8 / fp32 at density 0.4: points of accuracy lost, worst network"
+    yield over("D3", what, 0.4, lambda row: row["D3"]["points_lost"], max, now="<= 1", aim="<= 0.3")
+    for density, now, aim in ((0.4, "<= 0.45", "<= 0.14"), (0.1, "<= 0.15", "<= 0.06")):
+        what = f"compact file / dense fp32 file, bytes, worst network: density {density}"
+        yield over("D4", what, density, lambda row: row["D4"]["compact"], max, now=now)
+        yield over("D4", f"{what}, int8", density, lambda row: row["D4"]["compact int8"], max, aim=aim)
+
+
+def main() -> None:
+    parser = new_parser(__doc__)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--networks", nargs="+", default=list(BACKBONES), choices=BACKBONES)
     parser.add_argument("--densities", type=float, nargs="+", default=DENSITIES)
     parser.add_argument("--tasks", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5)
-    arguments = read_options(parser, networks=["resnet18"], densities=[0.4, 0.1], tasks=2, epochs=2)
+    arguments = parser.parse_args()
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
     learning = {"epochs": arguments.epochs, "tasks": arguments.tasks}
-    result: dict[str, Any] = {"networks": {}}
-    if not arguments.quick:
-        result |= {"edge": edge_budget(work, say), "hundred_tasks_seconds": hundred(work, say)}
+    networks = {}
     for backbone in arguments.networks:
         for density in arguments.densities:
-            row = row_of(backbone, density, work, learning)
-            result["networks"][f"{backbone} {density}"] = row
+            networks[f"{backbone} {density}"] = row = row_of(backbone, density, work, learning)
             say(f"{backbone} {density}: {show(**{key: row[key] for key in ('accuracy', 'D1', 'D2', 'D3', 'D4')})}")
-    settings = {"densities": arguments.densities, "widths": BACKBONES, **learning, "rounds": ROUNDS, "times": TIMES}
-    write_result("devices", ["D1", "D2", "D3", "D4"], result, settings)
+    result = {"networks": networks, "edge": edge_budget(work), "hundred_tasks_seconds": hundred(work)}
+    if arguments.record:
+        settings = {"densities": arguments.densities, "widths": BACKBONES, "rounds": ROUNDS, "times": TIMES, **learning}
+        write_result("devices", "devices", result, settings)
 
 
 if __name__ == "__main__":
-    main(partial(print, flush=True))
+    main()

@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from typing import Any
 
 PATIENCE = 130  # seconds for one answer, after which the request counts as lost
@@ -34,7 +35,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for request `number`, and after how many seconds; status 0: the connection broke."""
+    """The answer to request `number`, and after how many seconds it came; status 0: the connection broke."""
 
     number: int
     status: int
@@ -54,27 +55,19 @@ def request(path: str, body: bytes, token: str, headers: dict[str, str] | None =
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
-def run(
-    port: int,
-    requests: Sequence[bytes],
-    order: Sequence[int],
-    connections: int,
-    heard: Callable[[Answer], None],
-    go_on: Callable[[], bool] = lambda: True,
-) -> float:
-    """Send `requests[n]` for every n of `order`, as long as `go_on` says so; gives how long it took."""
+def run(port: int, asked: Iterator[tuple[int, bytes]], connections: int, heard: Callable[[Answer], None]) -> float:
+    """Send every request, each with a number for its answer, until there is none; gives the seconds it took."""
     chooser = selectors.DefaultSelector()
-    waiting = iter(order)
     began = time.perf_counter()
 
     def send(connection: Connection) -> bool:
-        number = next(waiting, None) if go_on() else None
-        if number is None:
+        following = next(asked, None)
+        if following is None:
             return False
-        connection.number, connection.began = number, time.perf_counter()
+        connection.number, connection.began = following[0], time.perf_counter()
         connection.data.clear()
         with suppress(OSError):  # closed by the server meanwhile, or while a body it refuses was being sent
-            connection.socket.sendall(requests[number])
+            connection.socket.sendall(following[1])
         return True
 
     def open_one() -> None:
@@ -101,10 +94,10 @@ def run(
             except OSError:
                 part = b""
             connection.data += part
-            found = parsed(connection.data)
-            if found is None and part:
+            answer = parsed(connection.data)
+            if answer is None and part:
                 continue
-            status, body, lasts = found or (0, b"the connection broke", False)
+            status, body, lasts = answer or (0, b"the connection broke", False)
             heard(Answer(connection.number, status, body, time.perf_counter() - connection.began))
             if not (lasts and part and send(connection)):
                 renew(connection, again=not (lasts and part))
@@ -117,7 +110,7 @@ def run(
 
 @dataclass(frozen=True)
 class Load:
-    """What a load came to, in the columns of TorchServe's own benchmark."""
+    """The figures of a load, in the columns of TorchServe's own benchmark."""
 
     requests: int
     errors: int
@@ -145,11 +138,19 @@ class Load:
         }
 
 
+def in_order(
+    requests: Sequence[bytes], order: Iterable[int], go_on: Callable[[], bool] = lambda: True
+) -> Iterator[tuple[int, bytes]]:
+    """`requests[n]` for every n of `order`, as long as `go_on` says so."""
+    return ((number, requests[number]) for number in takewhile(lambda number: go_on(), order))
+
+
 def measure(port: int, requests: Sequence[bytes], order: Sequence[int], connections: int, seconds: float) -> Load:
-    """The same, as figures."""
+    """Send requests in an order for so many seconds; what that came to."""
     answers: list[Answer] = []
     end = time.perf_counter() + seconds
-    took = run(port, requests, order, connections, answers.append, lambda: time.perf_counter() < end)
+    asked = in_order(requests, order, lambda: time.perf_counter() < end)
+    took = run(port, asked, connections, answers.append)
     bad = sum(answer.status != 200 for answer in answers)
     return Load(len(answers), bad, took, sorted(answer.seconds for answer in answers))
 

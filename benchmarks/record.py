@@ -1,74 +1,96 @@
-"""Results of benchmarks as JSON: what was measured, with which command, settings and versions, on what machine."""
+"""Shared by all benchmarks: figures held against targets, runs that are learned once, results kept as JSON.
+
+`results/SCRIPT.json` has for every part of a script its result, settings, command, versions and machine.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import platform
-import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import torch
 
+from etcl_deploy.config import Config
+from etcl_deploy.learn.events import Event
 from etcl_deploy.learn.run import current_versions
-from etcl_deploy.settings import config_from
+from etcl_deploy.runs.session import Session, resume, train
+from etcl_deploy.runs.store import StoredRun, load_run
 
 RESULTS = Path(__file__).parent / "results"
-VARIABLE = "ETCL_RESULTS"  # another folder in its place
+SIGNS = {"<=": operator.le, ">=": operator.ge, "=": operator.eq, ">": operator.gt}
+
+say = partial(print, flush=True)
 
 
-def read_options(parser: argparse.ArgumentParser, **quick: Any) -> argparse.Namespace:
-    """What was given on the command line; with --quick, `quick` are the defaults, and no recorded result is touched."""
-    parser.add_argument("--quick", action="store_true", help=f"a smaller experiment: {quick}; recorded nowhere")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it can be stopped from where that is ignored, too
-    if parser.parse_known_args()[0].quick:
-        parser.set_defaults(**quick)
-        os.environ.setdefault(VARIABLE, tempfile.mkdtemp())
-    return parser.parse_args()
+@dataclass(frozen=True)
+class Figure:
+    """A measured value of a target, and two limits for it such as `<= 1/20`: the one to hold now, and the aim."""
+
+    target: str
+    what: str
+    measured: float
+    now: str = ""
+    aim: str = ""
+    repeats: Sequence[float] = ()  # their range is the spread; for a mean over seeds one deviation below and above
+    note: str = ""
+    aim_asks: str = ""  # what the aim asks for beside its limit, and this experiment had not
+
+    @property
+    def verdict(self) -> str:
+        """The better of the limits it holds; "miss" if it holds none."""
+        if self.aim and not self.aim_asks and self._holds(self.aim):
+            return "aim"
+        return "now" if not self.now or self._holds(self.now) else "miss"
+
+    def _holds(self, limit: str) -> bool:
+        sign, number = limit.split()
+        return bool(SIGNS[sign](self.measured, float(Fraction(number))))
 
 
-def results() -> Path:
-    """Where results are kept."""
-    return Path(os.environ.get(VARIABLE) or RESULTS)
+def new_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the option that every script has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true", help="keep the result in benchmarks/results/")
+    return parser
 
 
-def write_result(name: str, targets: Sequence[str], result: Any, settings: Mapping[str, Any]) -> None:
-    """Write `results/NAME.json`."""
-    record = {"targets": list(targets), "result": result, "settings": dict(settings), **circumstances()}
-    results().mkdir(exist_ok=True)
-    (results() / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+def learned(directory: Path, config: Config, report: Callable[[Event], None] = lambda event: None) -> StoredRun:
+    """The run in a directory: learned if there is none, finished if it was interrupted."""
+    session = Session("cpu", report=report)
+    if not (directory / "run.json").exists():
+        say(f"learning {directory.name} ...")
+        train(config, directory, session=session)
+    elif load_run(directory, finished=False).waiting:
+        resume(directory, session=session)
+    stored = load_run(directory)
+    if stored.config != config:
+        raise SystemExit(f"{directory} was learned with other settings: remove it")
+    return stored
 
 
-def measure_once(measure: Callable[[], Mapping[str, Any]], folder: str, name: str, config: Mapping[str, Any]) -> None:
-    """Keep what a long run gives as `results/FOLDER/NAME.json`; one that is there is not repeated."""
-    path = results() / folder / f"{name}.json"
-    if path.exists():
-        _check(path, json.loads(path.read_text()), config)
-    else:
-        sys.stderr.write(f"measuring {folder} {name} ...\n")
-        result = {**measure(), "config": config, **circumstances()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+def write_result(script: str, part: str, result: Any, settings: Mapping[str, Any]) -> None:
+    """Put one part into `results/SCRIPT.json`, beside the others."""
+    path = RESULTS / f"{script}.json"
+    record = json.loads(path.read_text()) if path.exists() else {}
+    record[part] = {"result": result, "settings": dict(settings), **_circumstances()}
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def measured(folder: str, config_of: Callable[[str], Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """All that `measure_once` kept, by name; what was measured with other settings than today's is refused."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted((results() / folder).glob("*.json"))}
-    for name, result in found.items():
-        _check(results() / folder / f"{name}.json", result, config_of(name))
-    return found
-
-
-def _check(path: Path, result: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """A setting that came later counts as its default: whoever adds one makes that what was done before."""
-    if config_from(result["config"]) != config_from(json.loads(json.dumps(config))):
-        raise SystemExit(f"results/{path.parent.name}/{path.name} was measured with other settings: remove it")
+def read_results(script: str) -> dict[str, dict[str, Any]]:
+    """All recorded parts of a script."""
+    record: dict[str, dict[str, Any]] = json.loads((RESULTS / f"{script}.json").read_text("utf-8"))
+    return record
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:
@@ -76,20 +98,28 @@ def spread(values: Sequence[float]) -> dict[str, float | None]:
     return {"mean": fmean(values), "deviation": stdev(values) if len(values) > 1 else None}
 
 
-def in_words(figure: Mapping[str, float | None]) -> str:
+def ends(figure: Mapping[str, Any]) -> list[float]:
+    """One deviation below a mean and above it; nothing for a single value."""
+    mean, deviation = figure["mean"], figure["deviation"]
+    return [] if deviation is None else [mean - deviation, mean + deviation]
+
+
+def in_words(figure: Mapping[str, Any]) -> str:
     """A mean with its deviation, if there is one."""
     return f"{figure['mean']:.4g}" + (f" ± {figure['deviation']:.2g}" if figure["deviation"] is not None else "")
 
 
-def circumstances() -> dict[str, Any]:
-    """With which command, versions and machine something was measured."""
+def show(**figures: Any) -> str:
+    """Figures in one line."""
+    rounded = {key: round(value, 3) if isinstance(value, float) else value for key, value in figures.items()}
+    return "  ".join(f"{key} {json.dumps(value)}" for key, value in rounded.items())
+
+
+def _circumstances() -> dict[str, Any]:
+    """With which command and versions something was measured, and on what machine; no folder of it is named."""
+    words = ["DIR" if "/" in word else word for word in sys.argv[1:]]
     return {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_shown, sys.argv[1:])]),
+        "command": " ".join(["python", Path(sys.argv[0]).name, *words]),
         "versions": current_versions(),
         "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads(), "architecture": platform.machine()},
     }
-
-
-def _shown(word: str) -> str:
-    """Folders of this machine are nobody's business."""
-    return "DIR" if "/" in word else word

@@ -1,11 +1,9 @@
-"""What benchmarks of serving share: a bundle made up for them, mixes of tasks, a load from another process."""
+"""For benchmarks of serving: a bundle made up for them, mixes of tasks, a server, a load from another process."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,16 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.bundle.bundle import Bundle, BundledTask
-from etcl_deploy.bundle.layout import Layout, split
+from etcl_deploy.bundle.layout import Layout
 from etcl_deploy.bundle.precision import reduced_head
-from etcl_deploy.core.operations import NORMS, apply_weight, normalize
 from etcl_deploy.core.pixels import png
-from etcl_deploy.core.plan import Step
 from etcl_deploy.core.preprocessing import Preprocessing
+from etcl_deploy.export.to_mar import archive
 from etcl_deploy.network.backbones import BACKBONES
+from etcl_deploy.serve.process import serving
+from etcl_deploy.serve.properties import any_free_port
 from etcl_deploy.serve.server import Server
+from etcl_deploy.serve.start import ServeOptions
 
 CLASSES = tuple(f"class {number}" for number in range(10))
 SIDE = 32
@@ -66,6 +66,15 @@ def write_made(path: Path, tasks: int, seed: int = 0, precision: str = "fp32") -
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(made_bundle(tasks, seed, precision).to_bytes("packed"))
     return path
+
+
+@contextmanager
+def served(bundle: Path, name: str, store: Path, **options: Any) -> Iterator[Server]:
+    """A server with the bundle, as `etcl serve` starts it with these options."""
+    settings = ServeOptions(**options).settings()
+    archive(bundle, name, store, settings)
+    with serving(name, store, any_free_port(), settings["minWorkers"]) as server:
+        yield server
 
 
 def images(count: int = IMAGES) -> list[Tensor]:
@@ -113,45 +122,14 @@ def workers_of(server: Server) -> list[psutil.Process]:
     """The processes that answer."""
     process = server.process()
     assert process is not None
-    found = []
+    workers = []
     for child in process.children(recursive=True):
         with suppress(psutil.Error):  # it has ended meanwhile
             if "model_service_worker" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
+                workers.append(child)
+    return workers
 
 
 def pss(process: psutil.Process) -> int:
     """Bytes a process takes, with its share of what it shares."""
     return int(process.memory_full_info().pss)
-
-
-def metrics(server: Server) -> dict[str, float]:
-    """All metrics by name and labels, as Prometheus reads them."""
-    import httpx
-
-    time.sleep(6)  # the handler tells every five seconds what it counted
-    text = httpx.get(server.metrics_url, trust_env=False).text
-    rows = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
-    return {name: float(value) for name, _, value in rows}
-
-
-def show(**figures: Any) -> str:
-    """Figures in one line."""
-    return "  ".join(f"{key} {json.dumps(value)}" for key, value in figures.items())
-
-
-def plain_scores(bundle: Bundle, name: str, pixels: Tensor) -> Tensor:
-    """Probabilities from a plain masked network, computed apart: weight times mask, normalization as a step."""
-    layout, task = bundle.layout, bundle.task(name)
-    weights = split(bundle.weights * bundle.mask(name), layout.weights)
-    norms = split(task.norm, layout.norms)
-
-    def apply(step: Step, x: Tensor) -> Tensor:
-        if step.op in NORMS:
-            return normalize(step.op, step.settings, x, *norms[step.name])
-        return apply_weight(step.op, step.settings, x, weights[step.name])
-
-    features = bundle.plan.run(bundle.preprocessing.normalize(pixels), apply)
-    head = task.head_values()
-    return torch.nn.functional.linear(features, head["weight"], head.get("bias")).softmax(1)

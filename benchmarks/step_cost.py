@@ -1,21 +1,25 @@
-"""L7: one step of ours / one step of a plain dense network of the same shape.
+"""The cost of learning: one step beside a plain dense step (L7), a task with similar ones before it beside none (L6).
 
     python benchmarks/step_cost.py
+    python benchmarks/step_cost.py --parts task --epochs 10
 
-The dense side runs the same operations with plain parameters, the same data and the faster of Adam's ways (fused).
-Ours is measured with a third of the weights claimed by an earlier task, as any task but the first has it.
+`step`: the dense side runs the same operations with plain parameters, the same data and the faster of Adam's ways
+(fused). Ours is measured with a third of the weights claimed by an earlier task, as any task but the first has it.
+`task`: comparing, starting warm, embedding the items under every similar task and improving every head are all counted,
+over the recipe's number of epochs. With fewer the ratio is larger, since most of this is done once a task.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import torch
-from record import read_options, write_result
+from record import Figure, new_parser, say, write_result
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,17 +27,27 @@ from etcl_deploy.config import Config, Learning
 from etcl_deploy.core.operations import apply_weight
 from etcl_deploy.core.plan import Step
 from etcl_deploy.core.task import Task
+from etcl_deploy.learn.events import Event, TaskDone, TaskStarted
+from etcl_deploy.learn.methods import TaskContext
 from etcl_deploy.learn.methods.etcl import Etcl
+from etcl_deploy.learn.run import Run
+from etcl_deploy.learn.trainer import learn_sequence, training_step
+from etcl_deploy.network.distributed import Batch
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runs.build import build_network
+from etcl_deploy.runs.task_loading import find_tasks
+from etcl_deploy.settings import load_recipe
 
 CASES = {
     "resnet18": {"backbone": "resnet18", "size": 32, "channels": 3, "density": 0.4, "batch_size": 64},
     "fcn3": {"backbone": "fcn3", "width": 1000, "size": 28, "channels": 1, "density": 0.5, "batch_size": 10},
 }
 STEPS = {"resnet18": 5, "fcn3": 40}  # of each side in a row
-QUICK = {"resnet18": 2, "fcn3": 20}
-AIMS = {"resnet18": (1.2, 1.05), "fcn3": (2.0, 1.3)}
+LIMITS = {
+    "resnet18": ("resnet18, batch 64", "<= 1.2", "<= 1.05"),
+    "fcn3": ("fcn3, h = 1000, batch 10", "<= 2", "<= 1.3"),
+}
+BEFORE = 3  # steps before any is measured
 
 
 class Dense(nn.Module):
@@ -68,7 +82,9 @@ def sides(case: str, count: int) -> tuple[Callable[[], None], Callable[[], None]
     network.begin("task", classes, generator)
     nothing = torch.empty(0)
     task = Task("task", classes, nothing, nothing, nothing, nothing)
-    progress, dense = Etcl(network, Learning(learning_rate=0.001)).prepare(task), Dense(network, len(classes))
+    method, items = Etcl(network, Learning(learning_rate=0.001)), task.training
+    progress = method.prepare(TaskContext(task, items, items, {}, generator, lambda event: None))
+    dense = Dense(network, len(classes))
     optimizer = torch.optim.Adam(dense.parameters(), lr=0.001, fused=True)
     network.train()
     dense.train()
@@ -86,7 +102,7 @@ def sides(case: str, count: int) -> tuple[Callable[[], None], Callable[[], None]
 
     def ours() -> None:
         images, labels = next(batches)
-        progress.descend(F.cross_entropy(network(images), labels))
+        training_step(method, progress, Batch(images, labels, len(labels), progress.dropout), 0.5)
 
     def other() -> None:
         images, labels = next(others)
@@ -97,47 +113,94 @@ def sides(case: str, count: int) -> tuple[Callable[[], None], Callable[[], None]
     return ours, other
 
 
-def measure(case: str, repeats: int, steps: int) -> dict[str, object]:
-    """Both sides in turn, `repeats` times; the median of each, and of the ratios."""
-    before = 3
-    ours, other = sides(case, before + steps * repeats)
-    for _ in range(before):
+def step(case: str, repeats: int) -> dict[str, Any]:
+    """Both sides in turn, so many steps each."""
+    count = STEPS[case]
+    ours, other = sides(case, BEFORE + count * repeats)
+    for _ in range(BEFORE):
         ours(), other()
-    found: list[tuple[float, float]] = []
+    times = []
     for _ in range(repeats):
-        times = []
+        pair = []
         for side in (ours, other):
-            started = time.perf_counter()
-            for _ in range(steps):
+            began = time.perf_counter()
+            for _ in range(count):
                 side()
-            times.append((time.perf_counter() - started) / steps)
-        found.append((times[0], times[1]))
-    ratios = sorted(a / b for a, b in found)
-    now, aim = AIMS[case]
-    return {
-        "ratio": median(ratios),
-        "ratios": [ratios[0], ratios[-1]],
-        "ours": median(a for a, _ in found),
-        "other": median(b for _, b in found),
-        "unit": "seconds a step",
-        "repeats": repeats,
-        "settings": CASES[case],
-        "now": now,
-        "aim": aim,
-    }
+            pair.append((time.perf_counter() - began) / count)
+        times.append((pair[0], pair[1]))
+    return {**beside(times), "unit": "seconds a step", "settings": CASES[case]}
 
 
-def main(say: Callable[[str], None]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15)
-    arguments = read_options(parser, repeats=5)
-    steps = QUICK if arguments.quick else STEPS
-    results = {case: measure(case, arguments.repeats, steps[case]) for case in CASES}
-    for case, row in results.items():
-        low, high = row["ratios"]
-        say(f"{case}: {row['ratio']:.2f} ({low:.2f} to {high:.2f}); at most {row['now']}, aim {row['aim']}")
-    write_result("step_cost", ["L7"], results, {})
+def seconds_of_last(before: Run, tasks: Sequence[Task], options: Learning) -> float:
+    """How long the last of the tasks takes after the others."""
+    run = deepcopy(before)
+    clock: list[float] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, TaskStarted | TaskDone):
+            clock.append(time.perf_counter())
+
+    learn_sequence(run.network, tasks[-1:], options, note, before=run, earlier=tasks[:-1])
+    return clock[1] - clock[0]
+
+
+def task(similar: int, changed: Mapping[str, Any], repeats: int) -> dict[str, Any]:
+    """One task of F-EMNIST-1 after others that are all similar, and after the same ones with transfer switched off."""
+    config = load_recipe("femnist1").with_values(changed)
+    tasks = find_tasks(config, None).tasks[: similar + 1]
+    # The tasks before it take the same time however well they were learned.
+    before = learn_sequence(build_network(config), tasks[:-1], replace(config.learning, epochs=1))
+    with_similar, alone = (config.with_values({"similar": value}).learning for value in ("all", "none"))
+    times = []
+    for _ in range(repeats):
+        times.append((seconds_of_last(before, tasks, with_similar), seconds_of_last(before, tasks, alone)))
+        say(f"with {similar} similar tasks {times[-1][0]:.1f} s, with none {times[-1][1]:.1f} s")
+    return {**beside(times), "unit": "seconds a task"}
+
+
+def beside(times: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """The median of each side, and of the ratios with their range."""
+    ratios = [ours / other for ours, other in times]
+    sides = {"ours": median(ours for ours, _ in times), "other": median(other for _, other in times)}
+    return {"ratio": median(ratios), "ratios": [min(ratios), max(ratios)], **sides, "repeats": len(times)}
+
+
+def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
+    """The recorded results, held against their targets."""
+    row = results["task"]
+    what = "learning a task with similar tasks before it / with none, time"
+    yield Figure("L6", what, row["ratio"], "<= 1.15", "<= 1.05", row["ratios"], _sides(row))
+    for case, (label, now, aim) in LIMITS.items():
+        row = results["step"][case]
+        what = f"our step / a plain dense training step, time: {label}"
+        yield Figure("L7", what, row["ratio"], now, aim, row["ratios"], _sides(row))
+
+
+def _sides(row: Mapping[str, Any]) -> str:
+    return f"{row['ours']:.3g} and {row['other']:.3g} {row['unit']}, median of {row['repeats']}"
+
+
+def main() -> None:
+    parser = new_parser(__doc__)
+    parser.add_argument("--parts", nargs="+", default=("step", "task"), choices=("step", "task"))
+    parser.add_argument("--repeats", type=int, help="else 15 of steps, 5 of a task")
+    parser.add_argument("--similar", type=int, default=5, help="tasks before it, all similar")
+    parser.add_argument("--epochs", type=int, default=load_recipe("femnist1").learning.epochs)
+    parser.add_argument("--width", type=int, help="of another network than the recipe's")
+    arguments = parser.parse_args()
+    if "step" in arguments.parts:
+        steps = {case: step(case, arguments.repeats or 15) for case in CASES}
+        for case, row in steps.items():
+            say(f"{case}: {row['ratio']:.2f} ({row['ratios'][0]:.2f} to {row['ratios'][1]:.2f})")
+        if arguments.record:
+            write_result("step_cost", "step", steps, {})
+    if "task" in arguments.parts:
+        changed = {"epochs": arguments.epochs, "width": arguments.width}
+        row = task(arguments.similar, changed, arguments.repeats or 5)
+        say(f"ratio {row['ratio']:.3f}")
+        if arguments.record:
+            write_result("step_cost", "task", row, {"similar": arguments.similar, **changed})
 
 
 if __name__ == "__main__":
-    main(partial(print, flush=True))
+    main()

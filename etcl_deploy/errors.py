@@ -16,7 +16,6 @@ EtclError
 ├── ModelError                an ONNX file on a device
 ├── CacheError                more tasks to keep ready than there is room for
 ├── ServeError                Java, TorchServe, ports
-├── BenchmarkError            benchmarks that are not there
 ├── ClientError               asking a server; by itself: a URL that is none
 │   ├── RequestError          one request it refused; the others are not affected
 │   ├── TokenError            the key it wants
@@ -107,10 +106,6 @@ class CacheError(EtclError):
 
 class ServeError(EtclError):
     """A server that cannot be started, found or stopped."""
-
-
-class BenchmarkError(EtclError):
-    """A benchmark nobody knows, or no checkout that holds any."""
 
 
 class ClientError(EtclError):

@@ -21,7 +21,6 @@ LAYERS = {
     **{"learn": 4, "data": 4, "export": 4, "handlers": 4},
     **{"runs": 5, "serve": 5},
     **{"report": 6, "demo": 6},
-    "bench": 6.5,
     "cli": 7,
 }
 PURE = [

@@ -36,8 +36,10 @@ FOREIGN = {
     "--no-config-snapshots",
     "--ts-config",
     "--logdir",
-    "--try",  # this and the next: of scripts in benchmarks/
-    "--minutes",
+    "--minutes",  # this and the next: of scripts in benchmarks/ and tests/stress/
+    "--record",
+    "--work",
+    "--parts",
     "--nproc-per-node",
     "--nnodes",
     "--node-rank",
@@ -85,9 +87,9 @@ def test_every_command_and_option_is_there(page: Path) -> None:
             assert command or words[1] in known, f"{page.name}: {text}"
             if command:
                 assert named <= options(command) | known, f"{page.name}: {text}"
-        elif words[:1] == ["python"] and words[1].startswith("benchmarks/") and words[1] != "benchmarks/NAME.py":
+        elif words[:1] == ["python"] and words[1].startswith(("benchmarks/", "tests/")) and "NAME" not in words[1]:
             script = (ROOT / words[1]).read_text("utf-8")
-            assert all(f'"{name}"' in script for name in named), f"{page.name}: {text}"
+            assert all(f'"{name}"' in script for name in named - {"--record"}), f"{page.name}: {text}"
         else:
             assert named <= everything | FOREIGN, f"{page.name}: {text}"
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from etcl_deploy.cli.commands import artifacts, benchmarks, bundles, experiments, learning, serving
+from etcl_deploy.cli.commands import artifacts, bundles, experiments, learning, serving
 from etcl_deploy.cli.commands.console import err
 from etcl_deploy.errors import EtclError
 from etcl_deploy.report.tables import plain
@@ -40,7 +40,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "push": serving.push,
     "onnx": artifacts.onnx,
     "web": artifacts.web,
-    "bench": benchmarks.bench,
     "doctor": serving.doctor,
 }
 for name, command in COMMANDS.items():

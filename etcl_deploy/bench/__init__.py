@@ -1,1 +1,0 @@
-"""What the software is built to reach, and what was measured: the table of targets, and runs of the benchmarks."""
