@@ -23,9 +23,9 @@ import torch
 from record import Figure, learned, new_parser, say, show, write_result
 
 from etcl_deploy.bundle import float_coding as values
+from etcl_deploy.bundle import format
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.bundle.delta import write_delta
-from etcl_deploy.bundle.format import read
 from etcl_deploy.bundle.mask_coding import WeightOwners
 from etcl_deploy.bundle.masks import CodedMasks
 from etcl_deploy.bundle.precision import PRECISIONS
@@ -78,7 +78,7 @@ def seconds(function: Callable[[], object]) -> float:
 def decoding(path: Path) -> list[Callable[[], object]]:
     """For every task, a call that decodes it: the owners being known, the masks it refers to not."""
     bundle = load_bundle(path)
-    _, sections, _ = read(path)
+    _, sections, _ = format.from_bytes(path.read_bytes())
     masks = bundle.masks
     if isinstance(masks, CodedMasks):
         _ = masks.owners.order, masks.owners.bounds
@@ -164,7 +164,7 @@ def measure_deltas(before: StoredRun, after: StoredRun, folder: Path) -> dict[st
         delta = folder / f"{precision}.delta"
         write_delta(*paths, delta)
         info = summarize(load_bundle(paths[1]), paths[1])
-        _, sections, _ = read(delta, "etcl-delta")
+        _, sections, _ = format.from_bytes(delta.read_bytes(), format.DELTA)
         last = f"task/{len(info['tasks']) - 1}/"
         parts = {"new": 0, "heads of earlier tasks": 0, "weights": sections["weight"].nbytes}
         for name, section in sections.items():

@@ -26,7 +26,7 @@ from etcl_deploy.config import Config, Similarity
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.core.task import Task
 from etcl_deploy.data.inventory import data_root, read_data_set
-from etcl_deploy.data.sequences import make_sequence, permuted
+from etcl_deploy.data.sequences import permuted, sequence_of
 from etcl_deploy.data.source import Part, Source
 from etcl_deploy.learn.signature import Comparer, sample
 from etcl_deploy.learn.similarity import DISTANCES, RULES
@@ -63,7 +63,7 @@ def sequences(root: Path, seed: int) -> dict[str, list[Task]]:
 
     Seeds 0 and 1 have no item in common but for F-EMNIST-1, which has ten tasks only: each seed begins with another.
     """
-    samples = make_sequence({"owners": "femnist1"}, lambda name: read_data_set(name, root)[0], None)
+    samples = list(sequence_of({"owners": "femnist1"}).make(lambda name: read_data_set(name, root)[0]))
     characters = [replace(source.prepared(PREPROCESSING), name=f"femnist-{n}") for n, source in enumerate(samples)]
     characters = characters[3 * seed :] + characters[: 3 * seed]
     first = 3 * seed  # part of every data set
