@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: tests share
 
 import pytest
 import torch
+from PIL import Image
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.config import Config
@@ -65,3 +66,19 @@ def bundle_file(request: pytest.FixtureRequest, learned: Learned, tmp_path: Path
     path = tmp_path / "copy.etcl"
     path.write_bytes(learned.bundle.to_bytes(request.param))
     return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Three tasks of noisy stripes as folders of images, the first two of a kind."""
+    generator = torch.Generator().manual_seed(0)
+    for task, turned in (("a", False), ("b", False), ("c", True)):
+        for number in range(20):
+            for label in range(2):
+                pixels = torch.randint(0, 60, (12, 12), generator=generator)
+                pixels[label * 6 : label * 6 + 6] += 150
+                drawn = (pixels.T if turned else pixels).contiguous().to(torch.uint8)
+                path = tmp_path / "photos" / task / f"class-{label}" / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(drawn.numpy()).save(path)
+    return tmp_path / "photos"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import DEVICES
-from test_network import make_tasks, small
+from factories import make_tasks, small
 
 from etcl_deploy.config import Learning, Similarity
 from etcl_deploy.errors import ConfigError

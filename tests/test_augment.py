@@ -7,9 +7,9 @@ from etcl_deploy.learn.augment import moved
 
 def images() -> torch.Tensor:
     """A bright square in the middle of dark images."""
-    found = torch.zeros(6, 20, 20, 1, dtype=torch.uint8)
-    found[:, 7:13, 7:13] = 200
-    return found
+    dark = torch.zeros(6, 20, 20, 1, dtype=torch.uint8)
+    dark[:, 7:13, 7:13] = 200
+    return dark
 
 
 def drawn(seed: int) -> torch.Tensor:

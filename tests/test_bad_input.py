@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_network import make_tasks, small
+from factories import make_tasks, small
 
 from etcl_deploy.config import Learning, Similarity, Transfer
 from etcl_deploy.errors import ConfigError, DataError, NetworkError

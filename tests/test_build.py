@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +18,9 @@ from PIL import Image
 from etcl_deploy.config import Config
 from etcl_deploy.errors import ConfigError
 from etcl_deploy.network.masked_network import MaskedNetwork
-from etcl_deploy.runs import store as directories
 from etcl_deploy.runs.build import build_network
-from etcl_deploy.runs.session import Session, train
+from etcl_deploy.runs.store import load_run
 from etcl_deploy.runs.to_bundle import bundle_run
-from etcl_deploy.settings import load_recipe
 
 SOURCE = """
 import torch
@@ -66,43 +65,26 @@ def test_a_backbone_can_be_a_function_of_the_users(project: Path) -> None:
     assert sys.path == path and torch.equal(torch.get_rng_state(), state)
 
 
-def test_it_is_named_on_the_command_line(project: Path) -> None:
-    """The current directory is where its package is looked for."""
-    words = [
-        "train",
-        "digits",
-        "--backbone",
-        "nets_of_mine.vision:small",
-        "--run",
-        "run",
-        "--epochs",
-        "1",
-        "--tasks",
-        "1",
-    ]
-    done = subprocess.run([ETCL, *words, "--json"], cwd=project, capture_output=True, text=True)
+def etcl(folder: Path, *words: str) -> Any:
+    """The document that a command prints, run in a folder."""
+    done = subprocess.run([ETCL, *words, "--json"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tasks"] == ["upright-a"]
+    return json.loads(done.stdout)
 
 
-def test_a_run_of_the_users_network_needs_no_import_later(project: Path) -> None:
-    """It is trained by name, loaded again where the module is no longer there, and its bundle answers anywhere."""
-    config = load_recipe("digits").with_values(
-        {"backbone": "nets_of_mine.vision:small", "width": 4, "epochs": 1, "tasks": 1}
-    )
-    trained = train(config, project / "run", session=Session("cpu")).run
-    (project / "nets_of_mine" / "vision.py").unlink()
-    stored = directories.load_run(project / "run")
-    assert stored.config.network.backbone == "nets_of_mine.vision:small"
-    assert stored.run.network.plan == trained.network.plan
-    bundle_run(stored, project / "x.etcl")
+def test_it_is_named_on_the_command_line_and_needs_no_import_later(project: Path) -> None:
+    """Its package is looked for in the current directory; without it the run loads, and its bundle answers anywhere."""
+    words = ("--backbone", "nets_of_mine.vision:small", "--epochs", "1", "--tasks", "1", "--set", "width=4")
+    assert etcl(project, "train", "digits", "--run", "run", *words)["tasks"] == ["upright-a"]
     shutil.rmtree(project / "nets_of_mine")
+    stored = load_run(project / "run")
+    assert stored.config.network.backbone == "nets_of_mine.vision:small"
+    assert stored.run.network.plan.shapes["0"] == (4, 14, 14)
+    bundle_run(stored, project / "x.etcl")
     (project / "elsewhere").mkdir()
     Image.new("L", (16, 16), 200).save(project / "image.png")
-    words = ["predict", "../x.etcl", "--task", "upright-a", "../image.png", "--json"]
-    done = subprocess.run([ETCL, *words], cwd=project / "elsewhere", capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)[0]["label"] in stored.run.network.finished["upright-a"].classes
+    (answer,) = etcl(project / "elsewhere", "predict", "../x.etcl", "--task", "upright-a", "../image.png")
+    assert answer["label"] in stored.run.network.finished["upright-a"].classes
 
 
 @pytest.mark.parametrize(
@@ -116,6 +98,6 @@ def test_a_run_of_the_users_network_needs_no_import_later(project: Path) -> None
     ],
 )
 def test_a_backbone_that_is_not_there_is_one_clear_error(project: Path, backbone: str, reason: str) -> None:
-    """Which part of the name is wrong, or what the function did."""
+    """It says which part of the name is wrong, or what the function did."""
     with pytest.raises(ConfigError, match=reason):
         built(backbone)

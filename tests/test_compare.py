@@ -8,12 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from conftest import Learned
+from factories import PHOTO_SETTINGS, stop_at
 from test_cli import answer, etcl, fails
-from test_session import photos, settings  # noqa: F401
 
 from etcl_deploy.config import Config
 from etcl_deploy.errors import ConfigError, EtclError, RunError
-from etcl_deploy.learn.events import Event, TaskStarted
+from etcl_deploy.learn.events import TaskStarted
 from etcl_deploy.report.write import write_report
 from etcl_deploy.runs.compare import MethodComparison, compare
 from etcl_deploy.runs.session import Session
@@ -22,29 +23,27 @@ from etcl_deploy.runs.store import load_run
 from etcl_deploy.settings import load_recipe
 
 
-def config() -> Config:
-    return Config().with_values(settings())
-
-
-class StopError(Exception):
-    """The first task is done."""
-
-
-def stop(event: Event) -> None:
-    if isinstance(event, TaskStarted) and event.task == "b":
-        raise StopError
+def config(**values: object) -> Config:
+    return Config().with_values({**PHOTO_SETTINGS, **values})
 
 
 def run(data: Path, directory: Path, methods: list[str], seeds: int = 1, **values: object) -> MethodComparison:
-    made = config().with_values(values)
-    return compare(dict.fromkeys(methods, made), directory, data=data, seeds=seeds, session=Session("cpu"))
+    """A comparison of methods that have the same settings."""
+    configs = dict.fromkeys(methods, config(**values))
+    return compare(configs, directory, data=data, seeds=seeds, session=Session("cpu"))
 
 
-def test_every_method_gets_the_same(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+def interrupt(data: Path, directory: Path) -> None:
+    """A comparison that was left when its first task was learned."""
+    with pytest.raises(KeyboardInterrupt):
+        compare({"wsn": config()}, directory, data=data, session=Session("cpu", report=stop_at(TaskStarted, "b")))
+
+
+def test_every_method_gets_the_same(photos: Path, tmp_path: Path) -> None:
     """Tasks, order, epochs; the table is there in three forms, and forward transfer where `one` is."""
     made = run(photos, tmp_path / "c", ["one", "wsn", "naive"], seeds=2)
     assert [(row.method, row.seeds) for row in made.rows] == [("one", (0, 1)), ("wsn", (0, 1)), ("naive", (0, 1))]
-    assert {tuple(found["tasks"]) for found in made.runs} == {("a", "b", "c")}
+    assert {tuple(summary["tasks"]) for summary in made.runs} == {("a", "b", "c")}
     one, wsn, _ = made.rows
     assert one.fwt.mean is None and wsn.fwt.mean is not None and wsn.bwt.mean == 0
     assert wsn.acc.deviation is not None
@@ -56,11 +55,9 @@ def test_every_method_gets_the_same(photos: Path, tmp_path: Path) -> None:  # no
     assert float(rows[0]["bytes_mean"]) > 2 * float(rows[2]["bytes_mean"])  # three networks against one
 
 
-def test_it_goes_on_where_it_stopped(photos: Path, tmp_path: Path) -> None:  # noqa: F811
-    """What is learned is not learned again; other settings are refused, and so is what is no method."""
-
-    with pytest.raises(StopError):
-        compare({"wsn": config()}, tmp_path / "c", data=photos, seeds=1, session=Session("cpu", report=stop))
+def test_it_goes_on_where_it_stopped(photos: Path, tmp_path: Path) -> None:
+    """No run is learned twice; other settings are refused, other items too, and names that are no method."""
+    interrupt(photos, tmp_path / "c")
     assert load_run(tmp_path / "c" / "runs" / "wsn-0").waiting == ["b", "c"]
     first = run(photos, tmp_path / "c", ["wsn"])
     again = run(photos, tmp_path / "c", ["naive", "wsn"])
@@ -79,31 +76,35 @@ def test_it_goes_on_where_it_stopped(photos: Path, tmp_path: Path) -> None:  # n
     assert not (tmp_path / "d").exists()
 
 
-def test_the_table_is_of_all_that_is_there(photos: Path, tmp_path: Path) -> None:  # noqa: F811
-    """Methods learned by another call, or another process, are in it, and forward transfer is measured against them."""
+def test_the_table_is_of_all_that_is_there(photos: Path, tmp_path: Path) -> None:
+    """Methods learned by another call, or another process, are in it, and forward transfer is measured against them.
+
+    Every method and seed is in it once, also where somebody made a copy of a run.
+    """
     run(photos, tmp_path / "c", ["one"])
     made = run(photos, tmp_path / "c", ["wsn"])
     assert [row.method for row in made.rows] == ["wsn", "one"] and made.rows[0].fwt.mean is not None
     record = json.loads((tmp_path / "c" / "compare.json").read_text())
     assert [row["method"] for row in record["methods"]] == ["wsn", "one"]
+    shutil.copytree(tmp_path / "c" / "runs" / "wsn-0", tmp_path / "c" / "runs" / "wsn-0-old")
+    assert run(photos, tmp_path / "c", ["wsn"]) == made
 
 
-def test_a_method_that_fails_stops_no_other(photos: Path, tmp_path: Path) -> None:  # noqa: F811
-    """It is told, in the record and on the page, too, and the command does not end well."""
-    wild = config().with_values({"learning_rate": 1e30, "optimizer": "sgd"})
-    made = compare({"naive": wild, "wsn": config()}, tmp_path / "c", data=photos, seeds=1, session=Session("cpu"))
+def test_a_method_that_fails_stops_no_other(photos: Path, tmp_path: Path) -> None:
+    """The record and the page name it, and the command fails."""
+    configs = {"naive": config(learning_rate=1e30, optimizer="sgd"), "wsn": config()}
+    made = compare(configs, tmp_path / "c", data=photos, session=Session("cpu"))
     assert [row.method for row in made.rows] == ["wsn"]
     assert len(made.failed) == 1 and made.failed[0].startswith("naive, seed 0: task 'a' could not be learned")
     write_report(tmp_path / "c", tmp_path / "page.html")
     assert "could not be learned" in (tmp_path / "page.html").read_text("utf-8")
-    words = ("compare", "--data", photos, "--methods", "naive", "--seeds", "1", "--set", "learning_rate=1e30")
-    result = etcl(
-        *words, "--set", "size=8", "--set", "width=4", "--set", "optimizer=sgd", "-o", tmp_path / "d", "--json"
-    )
+    wild = [f"--set={value}" for value in ("size=8", "width=4", "learning_rate=1e30", "optimizer=sgd")]
+    words = ("--methods", "naive", "--seeds", "1", *wild, "-o", tmp_path / "d", "--json")
+    result = etcl("compare", "--data", photos, *words)
     assert result.returncode == 1 and json.loads(result.stdout)["failed"]
 
 
-def test_a_method_may_have_settings_of_its_own(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_method_may_have_settings_of_its_own(photos: Path, tmp_path: Path) -> None:
     """A recipe says which; `--set` goes before it, and the record tells what each was learned with."""
     recipe = tmp_path / "mine.toml"
     table = "images.size = 8\nimages.channels = 1\nnetwork.backbone = 'fcn3'\nnetwork.width = 8\nlearning.epochs = 1\n"
@@ -132,7 +133,7 @@ def test_a_method_may_have_settings_of_its_own(photos: Path, tmp_path: Path) -> 
         load_recipe(str(recipe))
 
 
-def test_forward_transfer_of_a_run(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_forward_transfer_of_a_run(photos: Path, tmp_path: Path) -> None:
     """`etcl eval` finds the run of `one` beside it, or is told one: of the same items, or it is refused."""
     made = run(photos, tmp_path / "c", ["one", "wsn"])
     runs = tmp_path / "c" / "runs"
@@ -154,26 +155,25 @@ def test_forward_transfer_of_a_run(photos: Path, tmp_path: Path) -> None:  # noq
     wrong = fails("eval", runs / "wsn-0", "--one", tmp_path / "e" / "runs" / "one-0")
     assert "another number of epochs" in wrong
     shutil.rmtree(runs / "one-0")
-    shutil.copytree(other, runs / "one-0")  # it is found, and does not fit: then nothing is known
+    shutil.copytree(other, runs / "one-0")  # one that does not fit is passed over
     assert answer("eval", runs / "wsn-0")["fwt"] is None
 
 
-def test_what_is_measured_of_masks(photos: Path, tmp_path: Path) -> None:  # noqa: F811
-    """A mask overlaps itself wholly; use only grows; sizes count what is used."""
-    run(photos, tmp_path / "c", ["etcl"])
-    network = load_run(tmp_path / "c" / "runs" / "etcl-0").run.network
+def test_statistics_of_masks(learned: Learned) -> None:
+    """A mask overlaps itself wholly; the share in use only grows; sizes count the weights in use."""
+    network = learned.run.network
     states = list(network.finished.values())
     shared = overlap(states)
-    assert shared.diagonal().tolist() == [1, 1, 1] and bool((shared == shared.T).all())
+    assert shared.diagonal().tolist() == [1] * 5 and bool((shared == shared.T).all())
     used = used_over_time(states)
     assert used == sorted(used) and used[-1] == pytest.approx(network.claimed())
     sizes = needed_bytes(network)
     weights = sum(layer.weight.numel() for layer in network.masked_layers.values())
     assert sizes["backbone"] == pytest.approx(4 * weights * network.claimed())
-    assert 3 * weights / 8 <= sizes["masks"] <= 3 * weights / 8 + 3 * len(states[0].masks)
+    assert 5 * weights / 8 <= sizes["masks"] <= 5 * weights / 8 + 5 * len(states[0].masks)
 
 
-def test_a_page_of_each(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_page_of_each(photos: Path, tmp_path: Path) -> None:
     """One file that names every task and method and asks nothing of the network; names are shown as they are."""
     odd = photos / "a <b> & $x$"
     (photos / "a").rename(odd)
@@ -197,7 +197,7 @@ def test_a_page_of_each(photos: Path, tmp_path: Path) -> None:  # noqa: F811
         write_report(tmp_path / "c", tmp_path / "x.html")
 
 
-def test_pages_of_short_and_unfinished_runs(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_pages_of_short_and_unfinished_runs(photos: Path, tmp_path: Path) -> None:
     """One task alone has no transfer to show; what is left to learn is said, with how to go on."""
     run(photos, tmp_path / "c", ["wsn"], tasks=1)
     directory = tmp_path / "c" / "runs" / "wsn-0"
@@ -205,14 +205,6 @@ def test_pages_of_short_and_unfinished_runs(photos: Path, tmp_path: Path) -> Non
     text = (tmp_path / "one.html").read_text("utf-8")
     assert "Accuracy over time" not in text and "<h2>Accuracy</h2>" in text
 
-    with pytest.raises(StopError):
-        compare({"wsn": config()}, tmp_path / "d", data=photos, seeds=1, session=Session("cpu", report=stop))
+    interrupt(photos, tmp_path / "d")
     write_report(tmp_path / "d" / "runs" / "wsn-0", tmp_path / "half.html")
     assert "1 of 3 tasks are learned; go on with: etcl train --run" in (tmp_path / "half.html").read_text("utf-8")
-
-
-def test_a_copy_of_a_run_is_not_counted(photos: Path, tmp_path: Path) -> None:  # noqa: F811
-    """However it came there: every method and seed is in the table once."""
-    first = run(photos, tmp_path / "c", ["wsn"])
-    shutil.copytree(tmp_path / "c" / "runs" / "wsn-0", tmp_path / "c" / "runs" / "wsn-0-old")
-    assert run(photos, tmp_path / "c", ["wsn"]) == first

@@ -43,7 +43,7 @@ def blocks(title: str) -> list[str]:
 
 
 def run(title: str) -> dict[str, Any]:
-    """Run what stands under a heading, here; code that begins with the name of a file is put there. Gives its names."""
+    """Run the code under a heading and give its names; code that begins with the name of a file is written to it."""
     names: dict[str, Any] = {"__name__": "extending"}
     for code in (*blocks("Before each of them"), *blocks(title)):
         file = re.match(r"# (\w+\.py)\n", code)
@@ -56,7 +56,7 @@ def run(title: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of its own; whatever is entered anywhere is taken out again."""
+    """A folder of its own; entries in the registries are taken out again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = [dict(registry) for registry in REGISTRIES]
@@ -78,15 +78,15 @@ def optdigits(folder: Path) -> None:
 
 
 def accuracies(name: str) -> dict[str, float]:
-    """What a Predictor gets right of each task of a run, in percent: exactly what the run says of itself."""
+    """A Predictor's accuracy on each task of a run, in percent: exactly what the run says of itself."""
     stored, bundle = load_run(Path("runs") / name), load_bundle(f"{name}.etcl")
     predictor = Predictor(bundle)
-    found = {}
+    measured = {}
     for task in tasks_of(stored, pytest.fail, Path("data")):
         answers = predictor.predict(list(task.test_x), [task.name] * len(task.test_x))
-        found[task.name] = 100 * float(np.mean([answer.index for answer in answers] == task.test_y.numpy()))
-        assert found[task.name] == pytest.approx(bundle.task(task.name).accuracy)
-    return found
+        measured[task.name] = 100 * float(np.mean([answer.index for answer in answers] == task.test_y.numpy()))
+        assert measured[task.name] == pytest.approx(bundle.task(task.name).accuracy)
+    return measured
 
 
 def test_a_network_is_added() -> None:

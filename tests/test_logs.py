@@ -1,4 +1,4 @@
-"""What a run writes down while it learns."""
+"""The logs of a run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import resource
 from pathlib import Path
 
 import pytest
+from factories import PHOTO_SETTINGS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_cli import answer
-from test_session import photos, settings  # noqa: F401
 
 from etcl_deploy.learn.events import EpochDone, Resumed
 from etcl_deploy.runs.logs import read_events, write_logs
 
 
-def test_epochs_as_a_table_and_for_tensorboard(photos: Path, tmp_path: Path) -> None:  # noqa: F811
-    """The same figures in all three, and the accuracy that was measured."""
-    words = [word for key, value in settings().items() for word in ("--set", f"{key}={value}")]
+def test_epochs_as_a_table_and_for_tensorboard(photos: Path, tmp_path: Path) -> None:
+    """All three logs have the same figures, and the accuracy that was measured."""
+    words = [word for key, value in PHOTO_SETTINGS.items() for word in ("--set", f"{key}={value}")]
     summary = answer("train", "--data", photos, "--run", tmp_path / "run", "--tensorboard", *words)
     with (tmp_path / "run" / "epochs.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -28,8 +28,7 @@ def test_epochs_as_a_table_and_for_tensorboard(photos: Path, tmp_path: Path) -> 
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     losses = [scalar.value for task in summary["tasks"] for scalar in board.Scalars(f"loss/{task}")]
-    assert len(losses) == len(rows)
-    assert all(abs(found - float(row["loss"])) < 1e-5 for found, row in zip(losses, rows, strict=True))
+    assert losses == pytest.approx([float(row["loss"]) for row in rows], abs=1e-5)
     last = summary["tasks"][-1]
     assert abs(board.Scalars(f"accuracy/{last}")[-1].value - summary["matrix"][-1][-1]) < 1e-3
 
@@ -46,7 +45,7 @@ def test_half_a_line_costs_no_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["events.jsonl", "epochs.csv"])
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path, name: str) -> None:
-    """Whichever of the logs finds no room, in the middle of a line; what comes later stands on lines of its own."""
+    """If a log has room for a part of a line only, nothing of it is written; later lines are whole."""
     limits, log = resource.getrlimit(resource.RLIMIT_FSIZE), tmp_path / name
     before = b"earlier\n" * 1000
     log.write_bytes(before)  # so that the other log has room

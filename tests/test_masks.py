@@ -12,20 +12,21 @@ from etcl_deploy.network.masks import TopKMask
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=60), st.floats(0, 1))
 def test_keeps_exactly_the_share_by_magnitude_then_index(values: list[int], density: float) -> None:
     """Exactly round(density * n) are kept: the largest magnitudes, and of equal ones the first."""
-    scores = torch.tensor(values, dtype=torch.float32)
+    scores = torch.tensor([values], dtype=torch.float32)
     order = sorted(range(len(values)), key=lambda i: (-abs(values[i]), i))
     expected = set(order[: round(density * len(values))])
     kept = masks.keep_top(scores, density)
-    assert kept.dtype == torch.bool
-    assert set(kept.nonzero().flatten().tolist()) == expected
+    assert kept.dtype == torch.bool and kept.shape == scores.shape
+    assert set(kept[0].nonzero().flatten().tolist()) == expected
+    assert scores.tolist() == [values], "the scores stay"
 
 
 @pytest.mark.parametrize("density", [0.001, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("stride", [0.0, 0.001, 0.05, 5.0])
 def test_a_mask_depends_on_its_scores_alone(density: float, stride: float) -> None:
-    """A mask that followed other scores before, near or far, gives what a new one gives; also where many are equal.
+    """A mask that followed other scores before, near or far, selects what a new one selects; also among equal scores.
 
-    2,003 of them: the last three do not fill a word.
+    There are 2,003 of them, so that the last three do not fill a word.
     """
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(2003, generator=generator)
@@ -44,7 +45,7 @@ def test_a_mask_depends_on_its_scores_alone(density: float, stride: float) -> No
 
 @pytest.mark.parametrize("density", [0.0, 1e-4])
 def test_nothing_is_kept_where_the_share_is_less_than_one(density: float) -> None:
-    """However large the magnitudes are, and whatever stands where nothing is kept."""
+    """Neither an infinite score nor an infinite value changes that."""
     mask = TopKMask(density)
     mask.follow(torch.tensor([1.0, float("inf"), 0.0]))
     assert not mask.select(torch.full((3,), float("inf")), torch.empty(3)).any()
@@ -76,29 +77,21 @@ def test_of_equal_scores_the_first_are_kept_however_many_there_are() -> None:
 
 @pytest.mark.parametrize("scores", [[0.5, 0.5, 0.9, 0.1], [0.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.5, 0.5], [2.0**25] * 4])
 def test_scores_that_tie_still_select_the_mask_they_are_dealt_for(scores: list[float]) -> None:
-    """However many are equal where the mask ends, and however large: 2^25 + 1 is 2^25."""
+    """Any number may be equal where the mask ends; in single precision 2^25 + 1 is 2^25."""
     wanted = torch.tensor([False, True, True, False])
     before = torch.tensor(scores)
     dealt = masks.reselect(before, wanted)
     assert torch.equal(masks.keep_top(dealt, 0.5), wanted)
     assert torch.equal(before, torch.tensor(scores)), "the argument stays"
     # The numbers are those that were there, but that the least selected one is the next larger.
-    ranked, found = before.sort(descending=True).values, dealt.sort(descending=True).values
-    assert torch.equal(found[2:], ranked[2:])
+    ranked, dealt = before.sort(descending=True).values, dealt.sort(descending=True).values
+    assert torch.equal(dealt[2:], ranked[2:])
     least = torch.nextafter(ranked[1], torch.tensor(torch.inf))
-    assert torch.equal(found[:2], torch.where(ranked[:2] == ranked[1], least, ranked[:2]))
-
-
-def test_keeps_the_shape_and_the_argument() -> None:
-    """A mask has its scores' shape, and the scores are not touched."""
-    scores = torch.randn(3, 5, 2)
-    before = scores.clone()
-    assert masks.keep_top(scores, 0.5).shape == scores.shape
-    assert torch.equal(scores, before)
+    assert torch.equal(dealt[:2], torch.where(ranked[:2] == ranked[1], least, ranked[:2]))
 
 
 def test_union_never_loses_a_bit() -> None:
-    """What any mask has, the union has, and nothing else."""
+    """The union has every bit that a mask has, and no other."""
     parts = [torch.rand(4, 7) < 0.3 for _ in range(5)]
     before = [part.clone() for part in parts]
     assert torch.equal(masks.union(parts), torch.stack(parts).any(0))

@@ -9,27 +9,21 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from factories import context_of, make_tasks, same_tensors, small, weights_of
 from safetensors.torch import save_file
-from test_network import make_tasks, small
-from test_task_training import StopError, everything, with_dropout
 from test_transfer import learn
-from torch import Tensor
 
 from etcl_deploy.bundle.bundle import load_bundle
 from etcl_deploy.config import Config, Learning, Similarity, Transfer
 from etcl_deploy.core.task import Task
 from etcl_deploy.errors import ConfigError, ExportError
 from etcl_deploy.export.to_onnx import export_task
-from etcl_deploy.learn.events import Event, StepDone
-from etcl_deploy.learn.methods import METHODS, TaskContext
+from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.learn.methods.dense import Ewc
 from etcl_deploy.learn.methods.hat import masks_of, unit_chains
-from etcl_deploy.learn.task_training import Checkpoint
 from etcl_deploy.learn.trainer import learn_sequence, predict
-from etcl_deploy.network.masked_network import MaskedNetwork
-from etcl_deploy.runs import tensors as parts
 from etcl_deploy.runs.build import build_network
-from etcl_deploy.runs.store import StoredRun
+from etcl_deploy.runs.store import StoredRun, load_run, save
 from etcl_deploy.runs.to_bundle import bundle_run
 from etcl_deploy.runtime.predictor import Predictor
 
@@ -64,7 +58,7 @@ def test_masks_do_not_forget(method: str, backbone: str) -> None:
     """Features and heads of finished tasks keep their bits."""
     _, seen = learn(small(backbone), make_tasks(3), options(method))
     for before, after in pairwise(seen):
-        assert all(torch.equal(value, after[name]) for name, value in before.items())
+        assert same_tensors(before, {name: after[name] for name in before})
 
 
 def contradicting(count: int) -> list[Task]:
@@ -92,48 +86,17 @@ def test_fine_tuning_forgets_and_masks_do_not() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_taken_up_again_it_ends_the_same(method: str) -> None:
-    """Whatever a method remembers of this task and earlier ones, an interruption changes no bit."""
-    tasks, settings = make_tasks(2), options(method)
-    whole = with_dropout()
-    expected = learn_sequence(whole, tasks, settings).memory
-    taken: list[Checkpoint] = []
-
-    def stop(event: Event) -> None:
-        if isinstance(event, StepDone) and event.task == "t1" and event.step == 1 and event.epoch == 2:
-            taken.append(event.checkpoint())
-            raise StopError
-
-    left = with_dropout()
-    with pytest.raises(StopError):
-        learn_sequence(left, tasks, settings, stop)
-    again = with_dropout()
-    first = learn_sequence(again, tasks[:1], settings)
-    found = learn_sequence(again, tasks[1:], settings, before=first, earlier=tasks[:1], checkpoint=taken[0]).memory
-    assert everything(again) == everything(whole)
-    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_finished_task_is_kept_as_tensors(method: str) -> None:
-    """Taken apart and put together in a new network it answers the same."""
-    network, tasks = small("resnet18"), make_tasks(2)
-    run = learn_sequence(network, tasks, options(method))
-    other = small("resnet18")
-    kept = parts.restore_backbone(other, parts.backbone_tensors(network, run.memory))
-    assert kept.keys() == run.memory.keys() and all(torch.equal(kept[key], run.memory[key]) for key in kept)
-    for name, state in network.finished.items():
-        tensors = parts.task_tensors(state, run.records[name], {})
-        other.restore(parts.task_from(tensors, other, name, state.classes))
-        known = parts.under(tensors, "record")
-        assert known.keys() == run.records[name].memory.keys()
-        assert all(torch.equal(known[key], run.records[name].memory[key]) for key in known)
+def test_a_finished_task_is_kept_in_a_directory(method: str, tmp_path: Path) -> None:
+    """Saved and loaded again it answers the same, and all that the method remembers is there."""
+    tasks = make_tasks(2)
+    run = learn_sequence(small("resnet18"), tasks, options(method))
+    save(StoredRun(run, Config(), ()), tmp_path)
+    loaded = load_run(tmp_path).run
+    assert same_tensors(loaded.memory, run.memory)
     for task in tasks:
-        assert torch.equal(predict(other, task.name, task.test_x), predict(network, task.name, task.test_x))
-
-
-def weights(network: MaskedNetwork) -> dict[str, Tensor]:
-    return {step: layer.weight.detach().clone() for step, layer in network.masked_layers.items()}
+        assert same_tensors(loaded.records[task.name].memory, run.records[task.name].memory)
+        expected = predict(run.network, task.name, task.test_x)
+        assert torch.equal(predict(loaded.network, task.name, task.test_x), expected)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -142,8 +105,7 @@ def test_it_bundles_and_exports_like_etcl(method: str, tmp_path: Path) -> None:
     config = Config().with_values({"backbone": "lenet5", "size": 16, "channels": 1, "width": 6, "epochs": 1})
     tasks = make_tasks(3)
     run = learn_sequence(build_network(config), tasks, options(method))
-    stored = StoredRun(run, config, ())
-    path = tmp_path / "x.etcl"
+    stored, path = StoredRun(run, config, ()), tmp_path / "x.etcl"
     if method == "one":
         with pytest.raises(ExportError, match="'t0' has a whole network of its own"):
             bundle_run(stored, path)
@@ -162,13 +124,14 @@ def test_it_bundles_and_exports_like_etcl(method: str, tmp_path: Path) -> None:
 
 def test_supsup_never_changes_a_weight() -> None:
     """Only masks are learned, and each task has its own."""
-    network = small("resnet18")
-    signs = {step: value.sign() for step, value in weights(network).items()}
-    run = learn_sequence(network, make_tasks(2)[:1], options("supsup"))
-    before = weights(network)
-    learn_sequence(network, make_tasks(2)[1:], options("supsup"), before=run)
-    for step, value in weights(network).items():
-        assert torch.equal(value, before[step]) and torch.equal(value.sign(), signs[step])
+    network, tasks = small("resnet18"), make_tasks(2)
+    drawn = weights_of(network)
+    run = learn_sequence(network, tasks[:1], options("supsup"))
+    before = weights_of(network)
+    learn_sequence(network, tasks[1:], options("supsup"), before=run)
+    assert same_tensors(weights_of(network), before)
+    for step, value in before.items():
+        assert torch.equal(value.sign(), drawn[step].sign())
         assert len(value.abs().unique()) == 1, "in a layer they differ by their sign"
     first, second = network.finished.values()
     assert any(not torch.equal(first.masks[step], second.masks[step]) for step in before)
@@ -178,23 +141,23 @@ def test_piggyback_learns_weights_once() -> None:
     """With the first task, all of them; after that only masks of the stated density."""
     network, tasks = small("resnet18", density=0.25), make_tasks(3)
     run = learn_sequence(network, tasks[:1], options("piggyback"))
-    before = weights(network)
+    before = weights_of(network)
     learn_sequence(network, tasks[1:], options("piggyback"), before=run)
-    assert all(torch.equal(value, before[step]) for step, value in weights(network).items())
+    assert same_tensors(weights_of(network), before)
     assert all(bool(mask.all()) for mask in network.finished["t0"].masks.values())
     for mask in network.finished["t2"].masks.values():
         assert int(mask.sum()) == round(0.25 * mask.numel())
 
 
 def test_weights_come_from_a_file(tmp_path: Path) -> None:
-    """Of a run's backbone, say; a file that does not fit is refused by what is missing."""
+    """The backbone file of a run will do; a file that does not fit is refused with the reason."""
     config = Config().with_values({"backbone": "fcn3", "width": 12, "size": 16, "channels": 1})
     path = tmp_path / "backbone.safetensors"
-    given = {f"{step}/weight": value + 1 for step, value in weights(build_network(config)).items()}
-    save_file(given, path)
+    given = {step: value + 1 for step, value in weights_of(build_network(config)).items()}
+    save_file({f"{step}/weight": value for step, value in given.items()}, path)
     filled = build_network(config.with_values({"weights": str(path)}))
     learn_sequence(filled, make_tasks(2), options("piggyback", weights=str(path)))
-    assert all(torch.equal(value, given[f"{step}/weight"]) for step, value in weights(filled).items())
+    assert same_tensors(weights_of(filled), given)
     assert not all(bool(mask.all()) for mask in filled.finished["t0"].masks.values())
     with pytest.raises(ConfigError, match=r"weights: .* has shape .* is right"):
         build_network(config.with_values({"weights": str(path), "width": 7}))
@@ -219,7 +182,7 @@ def test_gpm_moves_orthogonally_to_what_it_remembers(backbone: str, optimizer: s
     network, tasks = small(backbone), make_tasks(2)
     settings = options("gpm", optimizer=optimizer)
     run = learn_sequence(network, tasks[:1], settings)
-    before, spaces = weights(network), run.memory
+    before, spaces = weights_of(network), run.memory
     later = learn_sequence(network, tasks[1:], settings, before=run)
     moved = 0.0
     for step, layer in network.masked_layers.items():
@@ -237,32 +200,31 @@ def test_ewc_holds_on_to_what_matters() -> None:
     """Its penalty is the parabola its paper states; a strong one leaves important weights where they were."""
     network, tasks = small("fcn3"), make_tasks(2)
     run = learn_sequence(network, tasks[:1], options("ewc"))
-    before, memory = weights(network), run.memory
+    before, memory = weights_of(network), run.memory
     method = Ewc(network, options("ewc"))
     method.memory = memory
-    items = tasks[1].training
-    method.begin(TaskContext(tasks[1], items, items, run.records, torch.Generator(), lambda event: None))
+    method.begin(context_of(tasks[1]))
     network.train()
     network(tasks[1].train_x[:4])
-    found = method.penalty()
-    assert found is not None and float(found.detach()) == 0  # at the centre
+    penalty = method.penalty()
+    assert penalty is not None and float(penalty.detach()) == 0  # at the centre
     with torch.no_grad():
         for work in network.work.values():
             work.weight.add_(0.1)
     network(tasks[1].train_x[:4])
-    moved = method.penalty()
+    penalty = method.penalty()
     importance = torch.cat([memory[f"{step}/importance"].flatten() for step in before])
-    assert moved is not None
-    assert float(moved.detach()) == pytest.approx(100 / 2 * 0.01 * float(importance.sum()), rel=1e-3)
+    assert penalty is not None
+    assert float(penalty.detach()) == pytest.approx(100 / 2 * 0.01 * float(importance.sum()), rel=1e-3)
 
     def drift(strength: float) -> float:
         other = small("fcn3")
         settings = options("ewc", others=replace(BASE.others, ewc_strength=strength))
         first = learn_sequence(other, tasks[:1], settings)
-        start = weights(other)
+        start = weights_of(other)
         learn_sequence(other, contradicting(2)[1:], settings, before=first)
-        known = first.memory
-        return sum(float((known[f"{s}/importance"] * (w - start[s]).square()).sum()) for s, w in weights(other).items())
+        moved = {step: weight - start[step] for step, weight in weights_of(other).items()}
+        return sum(float((first.memory[f"{s}/importance"] * m.square()).sum()) for s, m in moved.items())
 
     assert drift(1e6) < 0.1 * drift(0.0)
 

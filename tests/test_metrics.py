@@ -8,7 +8,7 @@ from etcl_deploy.learn import metrics
 
 
 def test_accuracy_is_of_all_items() -> None:
-    """However they are dealt to batches; the last may be smaller."""
+    """The sizes of the batches do not matter; the last may be smaller."""
     logits, labels = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0]]), torch.tensor([0, 1, 1])
     assert percent_right([(logits, labels)]) == 100 * 2 / 3
     assert percent_right(zip(logits.split(2), labels.split(2), strict=True)) == 100 * 2 / 3

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from factories import make_tasks, same_tensors, small, stop_at, weights_of
 from torch import Tensor
 from torch.nn import functional as F
 
-from etcl_deploy.config import Config, Learning, Similarity, Transfer
+from etcl_deploy.config import Learning, Similarity, Transfer
 from etcl_deploy.core.plan import Step
 from etcl_deploy.core.task import Task
 from etcl_deploy.errors import LearningError, UnknownTaskError
@@ -17,25 +18,6 @@ from etcl_deploy.learn.trainer import learn_sequence, predict
 from etcl_deploy.network.layers import MaskedLayer
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.masks import density, keep_top
-from etcl_deploy.runs.build import build_network
-
-
-def make_tasks(count: int, items: int = 33, size: int = 16) -> list[Task]:
-    """Random images with labels a network can tell apart by brightness; an odd number, so batches are uneven."""
-    generator = torch.Generator().manual_seed(1)
-    tasks = []
-    for number in range(count):
-        labels = torch.arange(items) % 3
-        noise = torch.randint(0, 90, (items, size, size, 1), generator=generator)
-        images = (noise + 60 * labels.view(-1, 1, 1, 1)).to(torch.uint8)
-        tasks.append(Task(f"t{number}", ("a", "b", "c"), images, labels, images[:9], labels[:9]))
-    return tasks
-
-
-def small(backbone: str, **values: object) -> MaskedNetwork:
-    settings = {"backbone": backbone, "size": 16, "channels": 1, "width": 6, "density": 0.3, **values}
-    return build_network(Config().with_values(settings))
-
 
 PLAIN = Learning(epochs=2, batch_size=16, weight_decay=0.1, validation_share=0, transfer=Transfer(backward="off"))
 OPTIMIZERS = [
@@ -56,53 +38,56 @@ OPTIMIZERS = [
 ]
 
 
+ADAM = OPTIMIZERS[1]
+
+
+@pytest.fixture(scope="module")
+def three() -> tuple[MaskedNetwork, list[Task]]:
+    """A network that has learned three tasks, for tests that change nothing of it."""
+    network, tasks = small("resnet18"), make_tasks(3)
+    learn_sequence(network, tasks, ADAM)
+    return network, tasks
+
+
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=lambda o: f"{o.optimizer}-{o.scores}-{o.transfer.alignment}")
 @pytest.mark.parametrize("backbone", ["fcn3", "resnet18"])
 def test_claimed_weights_and_old_answers_keep_their_bits(backbone: str, options: Learning) -> None:
-    """After five tasks, and at every step of the way, every weight an earlier task claimed has the very same bytes.
+    """At every step, and after every task, each weight an earlier task claimed has the very same bytes.
 
-    And after every task so have task 1's logits.
+    After every task so have the logits of all tasks before it.
     """
     network, tasks = small(backbone), make_tasks(5)
-    claimed: list[dict[str, tuple[Tensor, bytes]]] = []
-    logits: list[bytes] = []
+    claimed: list[dict[str, tuple[Tensor, Tensor]]] = []  # after each task: what is claimed, and those weights
+    logits: dict[str, Tensor] = {}
 
-    def remember(event: Event) -> None:
+    def check(event: Event) -> None:
         layers = network.masked_layers
-        if isinstance(event, StepDone):  # before anything is put back
-            for checkpoint in claimed:
-                assert all(owned(layers[name], mask) == data for name, (mask, data) in checkpoint.items())
-        if not isinstance(event, TaskDone):
-            return
-        claimed.append({n: (layer.claimed.clone(), owned(layer, layer.claimed)) for n, layer in layers.items()})
-        logits.append(predict(network, "t0", tasks[0].test_x).numpy().tobytes())
+        if isinstance(event, StepDone | TaskDone):  # at a step: before anything is put back
+            for step, (mask, values) in ((s, kept) for before in claimed for s, kept in before.items()):
+                assert torch.equal(layers[step].weight.detach()[mask], values)
+        if isinstance(event, TaskDone):
+            claimed.append({n: (m.claimed.clone(), m.weight.detach()[m.claimed]) for n, m in layers.items()})
+            assert all(torch.equal(predict(network, name, tasks[0].test_x), value) for name, value in logits.items())
+            logits[event.task] = predict(network, event.task, tasks[0].test_x)
 
-    def owned(layer: MaskedLayer, mask: Tensor) -> bytes:
-        return layer.weight.detach()[mask].numpy().tobytes()
-
-    learn_sequence(network, tasks, options, remember)
-    for checkpoint in claimed:
-        for name, (mask, data) in checkpoint.items():
-            assert owned(network.masked_layers[name], mask) == data
+    learn_sequence(network, tasks, options, check)
     assert len(logits) == 5
-    assert set(logits) == {logits[0]}
-    first = density(mask for mask, _ in claimed[0].values())
-    assert network.claimed() > first, "later tasks claimed weights of their own"
+    assert network.claimed() > density(mask for mask, _ in claimed[0].values()), "later tasks claimed weights, too"
 
 
 def test_unclaimed_weights_do_move() -> None:
-    """The test above would pass on a network that learns nothing: this one would not."""
+    """The test above would pass on a network that learns nothing."""
     network = small("resnet18")
-    before = {name: layer.weight.detach().clone() for name, layer in network.masked_layers.items()}
-    learn_sequence(network, make_tasks(2), OPTIMIZERS[1])
-    assert all(not torch.equal(before[name], layer.weight) for name, layer in network.masked_layers.items())
+    before = weights_of(network)
+    learn_sequence(network, make_tasks(2), ADAM)
+    assert all(not torch.equal(before[step], layer.weight) for step, layer in network.masked_layers.items())
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 def test_masks_have_exactly_their_density(share: float) -> None:
-    """Every layer's mask of every task selects round(density * n) weights."""
+    """The mask of every layer and task selects `round(density * n)` weights."""
     network = small("resnet18", density=share)
-    learn_sequence(network, make_tasks(2), OPTIMIZERS[1])
+    learn_sequence(network, make_tasks(2), ADAM)
     for state in network.finished.values():
         for mask in state.masks.values():
             assert int(mask.sum()) == round(share * mask.numel())
@@ -136,28 +121,23 @@ def test_a_set_mask_hides_even_what_is_not_a_number() -> None:
 
 def test_normalization_is_that_of_the_training_data() -> None:
     """With all items in one batch, answers with the frozen statistics equal answers with the batch's own."""
-    network, tasks = small("resnet18"), make_tasks(1)
-    learn_sequence(network, tasks, OPTIMIZERS[1])
-    network.eval()
-    frozen = network(tasks[0].train_x)
-    network.train()
-    torch.testing.assert_close(frozen, network(tasks[0].train_x), rtol=1e-3, atol=1e-3)
+    network, (task,) = small("resnet18"), make_tasks(1)
+    learn_sequence(network, [task], ADAM)
+    frozen = network.eval()(task.train_x)
+    torch.testing.assert_close(frozen, network.train()(task.train_x), rtol=1e-3, atol=1e-3)
 
 
 def test_normalization_does_not_depend_on_the_order_of_items() -> None:
     """Items that come class by class, more of each than fit a batch, give the statistics of the whole."""
-    task = make_tasks(1, items=960)[0]
+    network, (task,) = small("resnet18"), make_tasks(1, items=960)
     order = task.train_y.argsort(stable=True)
-    ordered = Task(task.name, task.classes, task.train_x[order], task.train_y[order], task.test_x, task.test_y)
-    network = small("resnet18")
+    ordered = replace(task, train_x=task.train_x[order], train_y=task.train_y[order])
     learn_sequence(network, [ordered], Learning(epochs=1, batch_size=64))
-    found = network.finished[task.name].norms
-    network.train()
     network.estimate_norms([ordered.train_x])
     for step, norm in network.norm_layers.items():
-        spread = norm.var.sqrt()
-        assert ((found[step].mean - norm.mean).abs() <= 0.35 * spread + 0.05).all(), step
-        assert ((found[step].var.sqrt() - spread).abs() <= 0.35 * spread + 0.05).all(), step
+        kept, spread = network.finished[task.name].norms[step], norm.var.sqrt()
+        assert ((kept.mean - norm.mean).abs() <= 0.35 * spread + 0.05).all(), step
+        assert ((kept.var.sqrt() - spread).abs() <= 0.35 * spread + 0.05).all(), step
 
 
 def test_a_task_that_is_not_finished_leaves_no_trace() -> None:
@@ -165,16 +145,10 @@ def test_a_task_that_is_not_finished_leaves_no_trace() -> None:
     network, tasks = small("fcn3"), make_tasks(3)
     learn_sequence(network, tasks[:1], OPTIMIZERS[0])
     before = predict(network, "t0", tasks[0].test_x)
-
-    def interrupt(event: Event) -> None:
-        if isinstance(event, EpochDone):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        learn_sequence(network, tasks[1:2], OPTIMIZERS[0], interrupt)
-    assert torch.equal(predict(network, "t0", tasks[0].test_x), before)
-    with pytest.raises(KeyboardInterrupt):
-        learn_sequence(network, tasks[1:2], OPTIMIZERS[0], interrupt)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            learn_sequence(network, tasks[1:2], OPTIMIZERS[0], stop_at(EpochDone))
+        assert torch.equal(predict(network, "t0", tasks[0].test_x), before)
     learn_sequence(network, tasks[2:], OPTIMIZERS[0])
     assert torch.equal(predict(network, "t0", tasks[0].test_x), before)
 
@@ -182,7 +156,7 @@ def test_a_task_that_is_not_finished_leaves_no_trace() -> None:
 def test_an_interruption_while_finishing_claims_nothing() -> None:
     """The mask is chosen, the statistics are not there yet: the task does not exist, and can be learned again."""
     network, tasks = small("resnet18"), make_tasks(2)
-    learn_sequence(network, tasks[:1], OPTIMIZERS[1])
+    learn_sequence(network, tasks[:1], ADAM)
     claimed, before = network.claimed(), predict(network, "t0", tasks[0].test_x)
 
     def batches() -> Iterator[Tensor]:
@@ -195,61 +169,67 @@ def test_an_interruption_while_finishing_claims_nothing() -> None:
     assert network.claimed() == claimed
     assert torch.equal(predict(network, "t0", tasks[0].test_x), before)
     assert not any(norm._forward_pre_hooks for norm in network.norm_layers.values())
-    learn_sequence(network, tasks[1:], OPTIMIZERS[1])
+    learn_sequence(network, tasks[1:], ADAM)
     assert list(network.finished) == ["t0", "t1"]
 
 
-def test_an_answer_does_not_depend_on_its_batch() -> None:
+def test_an_answer_does_not_depend_on_its_batch(three: tuple[MaskedNetwork, list[Task]]) -> None:
     """The same item alone and among others: the same logits."""
-    network, tasks = small("resnet18"), make_tasks(2)
-    learn_sequence(network, tasks, OPTIMIZERS[1])
-    together = predict(network, "t0", tasks[0].test_x)
-    alone = torch.cat([predict(network, "t0", image.unsqueeze(0)) for image in tasks[0].test_x])
+    network, (task, *_) = three
+    together = predict(network, "t0", task.test_x)
+    alone = torch.cat([predict(network, "t0", image.unsqueeze(0)) for image in task.test_x])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
 
 
-def test_selecting_binds_mask_norm_and_head_together() -> None:
-    """Going to another task and back gives the same bytes."""
-    network, tasks = small("resnet18"), make_tasks(3)
-    learn_sequence(network, tasks, OPTIMIZERS[1])
-    answers = [predict(network, task.name, tasks[0].test_x) for task in tasks]
-    assert not torch.equal(answers[0], answers[1])
-    for task, answer in zip(tasks, answers, strict=True):
-        assert torch.equal(predict(network, task.name, tasks[0].test_x), answer)
+def test_selecting_binds_mask_norm_and_head_together(three: tuple[MaskedNetwork, list[Task]]) -> None:
+    """Another task has other answers; going to it and back gives the same bytes."""
+    network, (task, *_) = three
+    answers = {name: predict(network, name, task.test_x) for name in network.finished}
+    assert not torch.equal(answers["t0"], answers["t1"])
+    for name, answer in answers.items():
+        network.select(name)
+        assert torch.equal(network(task.test_x), answer)
+
+
+def test_a_look_at_a_finished_task_leaves_the_one_being_learned(three: tuple[MaskedNetwork, list[Task]]) -> None:
+    """Masks, normalization, head and mode are back afterwards."""
+    network, (task, *_) = three
+    expected = predict(network, "t0", task.test_x)
+    network.begin("new", ("a", "b"), torch.Generator().manual_seed(0))
+    network.train()
+    before = network.embed(task.test_x)
+    assert torch.equal(predict(network, "t0", task.test_x), expected)
+    assert network.training and len(network.head["weight"]) == 2
+    assert torch.equal(network.embed(task.test_x), before)
+    network.select("t0")
 
 
 def test_same_seed_same_bytes() -> None:
     """Two runs with one seed are equal; another seed differs."""
 
-    def weights(seed: int) -> bytes:
+    def learned(seed: int) -> dict[str, Tensor]:
         network = small("resnet18", seed=seed)
-        options = Learning(epochs=1, batch_size=16, seed=seed)
-        learn_sequence(network, make_tasks(2), options)
-        return b"".join(layer.weight.detach().numpy().tobytes() for layer in network.masked_layers.values())
+        learn_sequence(network, make_tasks(2), Learning(epochs=1, batch_size=16, seed=seed))
+        return weights_of(network)
 
-    assert weights(1) == weights(1)
-    assert weights(1) != weights(2)
+    assert same_tensors(learned(1), learned(1))
+    assert not same_tensors(learned(1), learned(2))
 
 
-def test_unknown_task_names_the_known_ones() -> None:
+def test_unknown_task_names_the_known_ones(three: tuple[MaskedNetwork, list[Task]]) -> None:
     """Selecting a task nobody learned says which there are."""
-    network = small("fcn3")
-    learn_sequence(network, make_tasks(1), OPTIMIZERS[1])
-    with pytest.raises(UnknownTaskError, match="unknown task 'dogs'; this run holds: t0"):
-        network.select("dogs")
+    with pytest.raises(UnknownTaskError, match="unknown task 'dogs'; this run holds: t0, t1, t2"):
+        three[0].select("dogs")
 
 
-def test_a_loss_that_is_not_finite_ends_training_with_a_reason() -> None:
+@pytest.mark.parametrize(("epochs", "batch_size", "rate"), [(6, 16, 1e30), (1, 64, 1e38)])
+def test_a_loss_that_is_not_finite_ends_training_with_a_reason(epochs: int, batch_size: int, rate: float) -> None:
     """A learning rate far too high is reported, not trained through; also when only the last step breaks it."""
-    for options in (
-        Learning(epochs=6, batch_size=16, optimizer="sgd", learning_rate=1e30),
-        Learning(epochs=1, batch_size=64, optimizer="sgd", learning_rate=1e38),
-    ):
-        network = small("fcn3")
-        with pytest.raises(LearningError, match="a learning_rate below"):
-            learn_sequence(network, make_tasks(1), options)
-        assert not network.finished
-        assert network.claimed() == 0
+    network = small("fcn3")
+    options = Learning(epochs=epochs, batch_size=batch_size, optimizer="sgd", learning_rate=rate)
+    with pytest.raises(LearningError, match="a learning_rate below"):
+        learn_sequence(network, make_tasks(1), options)
+    assert not network.finished and network.claimed() == 0
 
 
 def test_a_warm_task_that_diverges_is_told_the_setting_to_lower() -> None:

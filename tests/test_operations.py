@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from factories import make_tasks
 from hypothesis import given
 from hypothesis import strategies as st
-from test_network import make_tasks
 from torch import Tensor, nn
 from torch.nn import functional as F
 

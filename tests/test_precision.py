@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Learned
-from factories import made_bundle
+from factories import PHOTO_SETTINGS, made_bundle
 from test_cli import answer, etcl, fails
 from test_delta import first_tasks
-from test_session import photos, settings  # noqa: F401
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle
 from etcl_deploy.bundle.precision import expand, reduce
@@ -77,10 +76,10 @@ def test_accuracy_is_measured_again(learned: Learned, tmp_path: Path, precision:
     assert path.stat().st_size < {"fp16": 0.65, "int8": 0.5}[precision] * learned.path.stat().st_size
 
 
-def test_a_name_is_told_as_it_is(photos: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_name_is_told_as_it_is(photos: Path, tmp_path: Path) -> None:
     """Of a task that cannot be measured, too, though it reads like a style."""
     (photos / "a").rename(photos / "[red]")
-    train(Config().with_values({**settings(), "tasks": 1}), tmp_path / "run", data=photos, session=Session("cpu"))
+    train(Config().with_values({**PHOTO_SETTINGS, "tasks": 1}), tmp_path / "run", data=photos, session=Session("cpu"))
     (photos / "[red]").rename(tmp_path / "elsewhere")
     done = etcl("bundle", tmp_path / "run", "-o", tmp_path / "x.etcl", "--precision", "fp16")
     assert done.returncode == 0 and "task '[red]' is no longer there" in done.stderr

@@ -1,4 +1,4 @@
-"""Runs that survive: killed, interrupted, resumed, added to."""
+"""Runs that are killed, interrupted, resumed, added to."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import ETCL
+from factories import PHOTO_SETTINGS, same_tensors, stop_at
 from PIL import Image
 
 from etcl_deploy.config import Config
 from etcl_deploy.errors import ConfigError, DataError, RunError
-from etcl_deploy.learn.events import Event, Resumed, SettingsChanged
+from etcl_deploy.learn.events import Event, Report, Resumed, SettingsChanged, StepDone, TaskDone, TaskStarted
+from etcl_deploy.runs.logs import read_events
 from etcl_deploy.runs.session import Session, add, resume, train
-from etcl_deploy.runs.store import load_run
+from etcl_deploy.runs.store import StoredRun, load_run
 from etcl_deploy.settings import load_recipe
 
 SMALL = ["--set", "width=4", "--set", "size=8", "--tasks", "3", "--epochs", "2", "--device", "cpu"]
-KILLS = 3  # the benchmark kill_resume.py does fifty
+KILLS = 3
+CPU = Session("cpu")
 
 
 def etcl(*words: object) -> subprocess.Popen[str]:
@@ -32,14 +33,14 @@ def etcl(*words: object) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """What a command printed, once it ended well."""
+    """The output of a command that must succeed."""
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     return out
 
 
 def wait_for(path: Path, pattern: str, but: frozenset[Path] = frozenset()) -> None:
-    """Until a file like that is there, other than those in `but`."""
+    """Wait until a file like that is there, other than those in `but`."""
     for _ in range(6000):
         if path.is_dir() and set(path.glob(pattern)) - but:
             return
@@ -48,7 +49,7 @@ def wait_for(path: Path, pattern: str, but: frozenset[Path] = frozenset()) -> No
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_digest(tmp_path: Path) -> None:
-    """kill -9 while it learns, resume, kill -9, ...: every bit is that of a run nobody disturbed."""
+    """After kill -9 and --resume, several times, every bit is that of a run nobody disturbed."""
     finish(etcl("train", "digits", "--run", tmp_path / "whole", *SMALL))
     whole = load_run(tmp_path / "whole")
     run, chance = tmp_path / "run", random.Random(0)
@@ -66,8 +67,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_digest(tmp_path: Path) -
     assert again.digest == whole.digest
     assert again.run.matrix == whole.run.matrix
     assert not list(run.glob("checkpoint-*")) and not list(run.rglob(".*.safetensors"))
-    log = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in log].count("Resumed") >= 1
+    assert "Resumed" in [event["event"] for event in read_events(run)]
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -87,49 +87,49 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert finish(etcl("eval", run))
 
 
-def test_resume_is_careful(tmp_path: Path) -> None:
-    """There must be a run, and it has a recipe already."""
-    for words, code, message in (
-        (["--run", tmp_path / "none", "--resume"], 1, "holds no run"),
-        (["digits", "--run", tmp_path / "none", "--resume"], 2, "goes on with the run's own recipe"),
-    ):
-        process = etcl("train", *words)
-        _, err = process.communicate(timeout=60)
-        assert (process.returncode, message in " ".join(err.split())) == (code, True), err
-    assert not (tmp_path / "none").exists()
+@pytest.mark.parametrize(
+    ("recipe", "code", "message"), [([], 1, "holds no run"), (["digits"], 2, "goes on with the run's own recipe")]
+)
+def test_resume_is_careful(tmp_path: Path, recipe: list[str], code: int, message: str) -> None:
+    """There must be a run, and it has a recipe already; asking leaves nothing behind."""
+    process = etcl("train", *recipe, "--run", tmp_path, "--resume")
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, message in " ".join(err.split())) == (code, True), err
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    """Three tasks of noisy stripes, the first two of a kind."""
-    generator = torch.Generator().manual_seed(0)
-    for task, turned in (("a", False), ("b", False), ("c", True)):
-        for number in range(20):
-            for label in range(2):
-                pixels = torch.randint(0, 60, (12, 12), generator=generator)
-                pixels[label * 6 : label * 6 + 6] += 150
-                drawn = (pixels.T if turned else pixels).contiguous().to(torch.uint8)
-                path = tmp_path / "photos" / task / f"class-{label}" / f"{number}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(drawn.numpy()).save(path)
-    return tmp_path / "photos"
+def learn(photos: Path, run: Path, report: Report = lambda event: None, **values: object) -> StoredRun:
+    """Learn the photos, with some settings of one's own."""
+    config = Config().with_values({**PHOTO_SETTINGS, **values})
+    return train(config, run, data=photos, session=Session("cpu", report=report))
 
 
-def settings() -> dict[str, object]:
-    return {"width": 4, "size": 12, "channels": 1, "epochs": 2, "batch_size": 8, "similar": "all"}
+def interrupt(photos: Path, run: Path, report: Report | None = None, **values: object) -> Path:
+    """A run that was left in the middle of its second task, or at another event."""
+    with pytest.raises(KeyboardInterrupt):
+        learn(photos, run, report or stop_at(StepDone, "b"), checkpoint_seconds=0, **values)
+    return run
+
+
+def changes_told(run: Path) -> list[dict[str, object]]:
+    """The changes of settings that the log tells."""
+    return [event["values"] for event in read_events(run) if event["event"] == "SettingsChanged"]
+
+
+def moved(task: Path, folder: Path) -> Path:
+    """The folder, with a task in it that was taken from another."""
+    folder.mkdir(exist_ok=True)
+    shutil.move(task, folder / task.name)
+    return folder
 
 
 def test_a_task_added_later_is_the_task_learned_at_once(photos: Path, tmp_path: Path) -> None:
     """Learning a, b and adding c from another folder gives the bytes of learning a, b, c; old data may be gone."""
-    config = Config().with_values(settings())
-    train(config, tmp_path / "whole", data=photos, session=Session("cpu"))
-    later = tmp_path / "later"
-    later.mkdir()
-    shutil.move(photos / "c", later / "c")
-    train(config, tmp_path / "run", data=photos, session=Session("cpu"))
-    add(tmp_path / "run", later, session=Session("cpu"))
-    whole, run = load_run(tmp_path / "whole"), load_run(tmp_path / "run")
-    assert run.digest == whole.digest
+    whole = learn(photos, tmp_path / "whole")
+    later = moved(photos / "c", tmp_path / "later")
+    learn(photos, tmp_path / "run")
+    run = add(tmp_path / "run", later, session=CPU)
+    assert run.digest == whole.digest == load_run(tmp_path / "run").digest
     assert run.run.matrix == whole.run.matrix
 
     shutil.rmtree(photos)
@@ -146,50 +146,39 @@ def test_a_task_added_later_is_the_task_learned_at_once(photos: Path, tmp_path: 
 
 def test_what_cannot_be_added_changes_nothing(photos: Path, tmp_path: Path) -> None:
     """A task the run already has; a run that is not there; data that is no folder."""
-    train(Config().with_values({**settings(), "tasks": 1}), tmp_path / "run", data=photos, session=Session("cpu"))
-    before = load_run(tmp_path / "run").digest
+    before = learn(photos, tmp_path / "run", tasks=1).digest
     with pytest.raises(DataError, match="task 'a' is there twice"):
-        add(tmp_path / "run", photos, session=Session("cpu"))
+        add(tmp_path / "run", photos, session=CPU)
     with pytest.raises(DataError, match="is not a directory"):
-        add(tmp_path / "run", tmp_path / "nothing", session=Session("cpu"))
+        add(tmp_path / "run", tmp_path / "nothing", session=CPU)
     with pytest.raises(RunError, match="holds no run"):
-        add(tmp_path / "other", photos, session=Session("cpu"))
+        add(tmp_path / "other", photos, session=CPU)
     assert load_run(tmp_path / "run").digest == before
 
 
 def test_data_that_changed_since_is_refused(photos: Path, tmp_path: Path) -> None:
     """A run never goes on with other items than it began with."""
-
-    def stop(event: object) -> None:
-        if type(event).__name__ == "TaskDone":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(Config().with_values(settings()), tmp_path / "run", data=photos, session=Session("cpu", report=stop))
+    run = interrupt(photos, tmp_path / "run", stop_at(TaskDone))
     Image.new("L", (12, 12)).save(photos / "b" / "class-0" / "3.png")
     with pytest.raises(DataError, match="task 'b' has other items than the run began with"):
-        resume(tmp_path / "run", session=Session("cpu"))
+        resume(run, session=CPU)
 
 
-def interrupted(photos: Path, run: Path, learned: int, values: Mapping[str, object] | None = None) -> None:
-    """A run that was left in the middle of a task."""
-    count = 0
-
-    def stop(event: object) -> None:
-        nonlocal count
-        count += type(event).__name__ == "TaskDone"
-        if count == learned and type(event).__name__ == "StepDone":
-            raise KeyboardInterrupt
-
-    config = Config().with_values({**settings(), "checkpoint_seconds": 0, **(values or {})})
-    with pytest.raises(KeyboardInterrupt):
-        train(config, run, data=photos, session=Session("cpu", report=stop))
-    assert list(run.glob("checkpoint-*"))
+def test_a_task_that_is_gone_or_moved_is_not_skipped(photos: Path, tmp_path: Path) -> None:
+    """Those that are waiting are learned in the order the run began with, or not at all."""
+    (photos / "tasks.toml").write_text('order = ["c", "a", "b"]')
+    run = interrupt(photos, tmp_path / "run", stop_at(TaskDone))
+    elsewhere = moved(photos / "a", tmp_path / "elsewhere")
+    (photos / "tasks.toml").unlink()
+    with pytest.raises(DataError, match="task 'a' is no longer there"):
+        resume(run, session=CPU)
+    moved(elsewhere / "a", photos)
+    assert resume(run, session=CPU).run.tasks == ("c", "a", "b")
 
 
 def test_data_of_finished_tasks_may_be_gone(photos: Path, tmp_path: Path) -> None:
     """Only what is still to be learned is needed; the rest is said, and its accuracy carried over."""
-    interrupted(photos, tmp_path / "run", 1, {"backward": "off"})
+    interrupt(photos, tmp_path / "run", backward="off")
     shutil.rmtree(photos / "a")
     notes: list[str] = []
     run = resume(tmp_path / "run", session=Session("cpu", note=notes.append)).run
@@ -200,117 +189,68 @@ def test_data_of_finished_tasks_may_be_gone(photos: Path, tmp_path: Path) -> Non
 
 def test_a_run_goes_on_with_other_settings(photos: Path, tmp_path: Path) -> None:
     """The task under way starts anew with them; finished ones are as they were."""
-    run = tmp_path / "run"
-    interrupted(photos, run, 1)
-    first = load_run(run).run.network.finished["a"].masks
-    config = resume(run, {"epochs": 1, "learning_rate": 0.001, "backward": "off"}, session=Session("cpu")).config
-    assert (config.learning.epochs, load_run(run).config) == (1, config)
-    for name, mask in load_run(run).run.network.finished["a"].masks.items():
-        assert torch.equal(mask, first[name])
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    assert [event["epochs"] for event in events if event["event"] == "EpochDone"] == [2, 2, 1, 1]
-    told = [event["values"] for event in events if event["event"] == "SettingsChanged"]
-    assert told == [{"epochs": 1, "learning_rate": 0.001, "backward": "off"}]
-
-
-def test_a_run_does_not_change_its_method(photos: Path, tmp_path: Path) -> None:
-    """What one method left is not what another needs; the run goes on as if nothing had been asked."""
-    run = tmp_path / "run"
-    interrupted(photos, run, 1)
-    with pytest.raises(RunError, match="can change, not the method"):
-        resume(run, {"method": "one"}, session=Session("cpu"))
-    assert resume(run, session=Session("cpu")).config.learning.method == "etcl"
+    run = interrupt(photos, tmp_path / "run")
+    masks = load_run(run).run.network.finished["a"].masks
+    values = {"epochs": 1, "learning_rate": 0.001, "backward": "off"}
+    config = resume(run, values, session=CPU).config
+    stored = load_run(run)
+    assert (config.learning.epochs, stored.config) == (1, config)
+    assert same_tensors(stored.run.network.finished["a"].masks, masks)
+    assert [event["epochs"] for event in read_events(run) if event["event"] == "EpochDone"] == [2, 2, 1, 1]
+    assert changes_told(run) == [values]
 
 
 def test_settings_that_do_not_touch_the_task_under_way_do_not_cost_it(photos: Path, tmp_path: Path) -> None:
     """Fewer tasks, or a setting as it was: the task goes on where it was left."""
-    run = tmp_path / "run"
-    interrupted(photos, run, 1)
+    run = interrupt(photos, tmp_path / "run")
     heard: list[Event] = []
-    resume(
-        run, {"tasks": 2, "epochs": load_run(run).config.learning.epochs}, session=Session("cpu", report=heard.append)
-    )
+    values = {"tasks": 2, "epochs": PHOTO_SETTINGS["epochs"]}
+    resume(run, values, session=Session("cpu", report=heard.append))
     assert any(isinstance(event, Resumed) and event.task == "b" for event in heard)
     assert SettingsChanged({"tasks": 2}) in heard
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    assert [event["values"] for event in events if event["event"] == "SettingsChanged"] == [{"tasks": 2}]
+    assert changes_told(run) == [{"tasks": 2}]
 
 
 def test_a_task_that_cannot_be_learned_does_not_block_the_run(photos: Path, tmp_path: Path) -> None:
     """`--tasks` with what was learned leaves out the rest; then other tasks can be added, even one of the same name."""
-    run, other = tmp_path / "run", tmp_path / "other"
-    interrupted(photos, run, 1)
-    other.mkdir()
+    run = interrupt(photos, tmp_path / "run")
+    other = tmp_path / "other"
     shutil.copytree(photos / "c", other / "b")
-    with pytest.raises(
-        RunError, match=r"has not learned 'b' yet; first: .* --resume \(with --tasks 1 to leave it out\)"
-    ):
-        add(run, other, session=Session("cpu"))
+    with pytest.raises(RunError, match=r"not learned 'b' yet; first: .* --resume \(with --tasks 1 to leave it out\)"):
+        add(run, other, session=CPU)
     for wanted in (0, 4):
         with pytest.raises((RunError, ConfigError)):
-            resume(run, {"tasks": wanted}, session=Session("cpu"))
-    resume(run, {"tasks": 1}, session=Session("cpu"))
-    added = add(run, other, session=Session("cpu")).run
-    assert (added.tasks, load_run(run).waiting) == (("a", "b"), [])
+            resume(run, {"tasks": wanted}, session=CPU)
+    resume(run, {"tasks": 1}, session=CPU)
+    added = add(run, other, session=CPU)
+    assert (added.run.tasks, added.waiting) == (("a", "b"), [])
 
 
 def test_the_number_of_tasks_a_run_began_with_leaves_out_what_was_added(photos: Path, tmp_path: Path) -> None:
-    """Whatever --tasks was at first, `--resume --tasks 1` means one task."""
-
-    def stop(event: object) -> None:
-        raise KeyboardInterrupt
-
-    run, other = tmp_path / "run", tmp_path / "other"
-    train(Config().with_values({**settings(), "tasks": 1}), run, data=photos, session=Session("cpu"))
-    other.mkdir()
-    shutil.move(photos / "c", other / "c")
+    """`--resume --tasks 1` means one task, also where the run began with one."""
+    run, other = tmp_path / "run", moved(photos / "c", tmp_path / "other")
+    learn(photos, run, tasks=1)
     with pytest.raises(KeyboardInterrupt):
-        add(run, other, session=Session("cpu", report=stop))
+        add(run, other, session=Session("cpu", report=stop_at(TaskStarted)))
     assert load_run(run).waiting == ["c"]
-    resume(run, {"tasks": 1}, session=Session("cpu"))
-    assert (load_run(run).run.tasks, load_run(run).waiting) == (("a",), [])
+    stored = resume(run, {"tasks": 1}, session=CPU)
+    assert (stored.run.tasks, stored.waiting) == (("a",), [])
 
 
 @pytest.mark.parametrize(
-    "values", [{"density": 0.3}, {"seed": 5}, {"size": 16}, {"distance": "euclidean"}, {"weights": "x"}]
+    "values",
+    [{"method": "one"}, {"density": 0.3}, {"seed": 5}, {"size": 16}, {"distance": "euclidean"}, {"weights": "x"}],
 )
 def test_what_a_run_is_built_on_cannot_change(photos: Path, tmp_path: Path, values: dict[str, object]) -> None:
-    """Masks, items and what is kept of tasks would no longer fit; and nothing is lost by asking."""
-    interrupted(photos, tmp_path / "run", 1)
-    with pytest.raises(
-        RunError, match="only --tasks, checkpoint_seconds, memory_gb and how a task is learned can change"
-    ):
-        resume(tmp_path / "run", values, session=Session("cpu"))
+    """Masks, items and records of tasks would no longer fit; a refusal costs the run nothing."""
+    run = interrupt(photos, tmp_path / "run")
+    message = "only --tasks, checkpoint_seconds, memory_gb and how a task is learned can change, not the method"
+    with pytest.raises(RunError, match=message):
+        resume(run, values, session=CPU)
     shutil.rmtree(photos / "b")
     with pytest.raises(DataError, match="task 'b' is no longer there"):
-        resume(tmp_path / "run", {"epochs": 1}, session=Session("cpu"))
-    assert list((tmp_path / "run").glob("checkpoint-*"))
-
-
-def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path: Path) -> None:
-    """Asking for what is not there leaves nothing behind."""
-    with pytest.raises(RunError, match="holds no run"):
-        resume(tmp_path, session=Session("cpu"))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_task_that_is_gone_or_moved_is_not_skipped(photos: Path, tmp_path: Path) -> None:
-    """Those that are waiting are learned in the order the run began with, or not at all."""
-
-    def stop(event: object) -> None:
-        if type(event).__name__ == "TaskDone":
-            raise KeyboardInterrupt
-
-    (photos / "tasks.toml").write_text('order = ["c", "a", "b"]')
-    with pytest.raises(KeyboardInterrupt):
-        train(Config().with_values(settings()), tmp_path / "run", data=photos, session=Session("cpu", report=stop))
-    (photos / "a").rename(tmp_path / "elsewhere")
-    (photos / "tasks.toml").unlink()
-    with pytest.raises(DataError, match="task 'a' is no longer there"):
-        resume(tmp_path / "run", session=Session("cpu"))
-    (tmp_path / "elsewhere").rename(photos / "a")
-    run = resume(tmp_path / "run", session=Session("cpu")).run
-    assert run.tasks == ("c", "a", "b")
+        resume(run, {"epochs": 1}, session=CPU)
+    assert list(run.glob("checkpoint-*"))
 
 
 def test_files_that_only_look_like_ours_are_left_alone(photos: Path, tmp_path: Path) -> None:
@@ -319,7 +259,7 @@ def test_files_that_only_look_like_ours_are_left_alone(photos: Path, tmp_path: P
     mine = tmp_path / "run" / "backbone-imagenet.safetensors"
     mine.write_bytes(b"precious")
     with pytest.raises(RunError, match="not an empty directory"):
-        train(Config().with_values(settings()), tmp_path / "run", data=photos, session=Session("cpu"))
+        learn(photos, tmp_path / "run")
     assert mine.read_bytes() == b"precious"
 
 
@@ -329,16 +269,17 @@ def test_what_a_killed_start_left_is_no_obstacle(photos: Path, tmp_path: Path) -
     half = "backbone-0123456789abcdef"
     for name in (".lock", ".run.abc123.json", f".{half}.x1.safetensors", f"{half}.safetensors"):
         (tmp_path / "run" / name).write_bytes(b"")
-    train(Config().with_values({**settings(), "tasks": 1}), tmp_path / "run", data=photos, session=Session("cpu"))
+    learn(photos, tmp_path / "run", tasks=1)
     assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")) == [".lock"]
 
 
-def test_a_recipe_says_where_its_data_should_be(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recipe", "file"), [("femnist1", "femnist1.npz"), ("pmnist", "mnist.npz")])
+def test_a_recipe_says_where_its_data_should_be(tmp_path: Path, recipe: str, file: str) -> None:
     """Named by file and folder, before anything is written."""
-    for recipe, file in (("femnist1", "femnist1.npz"), ("pmnist", "mnist.npz")):
-        with pytest.raises(DataError, match=f"is neither in .*{file}.*--data-root DIR or ETCL_DATA=DIR"):
-            train(load_recipe(recipe), tmp_path / "run", session=Session("cpu", data_root=tmp_path))
-        (tmp_path / file).write_bytes(b"PK nothing")
-        with pytest.raises(DataError, match=rf"{file} is damaged or not a \.npz file"):
-            train(load_recipe(recipe), tmp_path / "run", session=Session("cpu", data_root=tmp_path))
+    session = Session("cpu", data_root=tmp_path)
+    with pytest.raises(DataError, match=f"is neither in .*{file}.*--data-root DIR or ETCL_DATA=DIR"):
+        train(load_recipe(recipe), tmp_path / "run", session=session)
+    (tmp_path / file).write_bytes(b"PK nothing")
+    with pytest.raises(DataError, match=rf"{file} is damaged or not a \.npz file"):
+        train(load_recipe(recipe), tmp_path / "run", session=session)
     assert not (tmp_path / "run").exists()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from test_network import make_tasks
+from factories import make_tasks
 
 from etcl_deploy.bundle.bundle import Bundle, load_bundle, save
 from etcl_deploy.config import Learning

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
-from test_network import make_tasks, small
-from torch import Tensor, nn
+from factories import context_of, make_tasks, same_tensors, small, varied, with_dropout
+from torch import Tensor
 
-from etcl_deploy import mask_network
 from etcl_deploy.config import Learning, Similarity
 from etcl_deploy.core.task import Task
 from etcl_deploy.errors import LearningError
 from etcl_deploy.learn.events import EpochDone, Event, StepDone
-from etcl_deploy.learn.methods import TaskContext
+from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.learn.methods.etcl import Etcl
+from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task_training import Checkpoint
 from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.network.masked_network import MaskedNetwork
@@ -26,21 +25,11 @@ OPTIONS = {
     "sgd": replace(BASE, optimizer="sgd", weight_decay=0.01, momentum=0.9),
     "augmented": replace(BASE, rotation=20.0, zoom=0.2, shift=0.1),
     "best": replace(BASE, keep="best", validation_share=0.3, patience=2),
-    "once": replace(BASE, transfer=replace(BASE.transfer, alignment="once")),
-    "once with sgd": replace(BASE, optimizer="sgd", transfer=replace(BASE.transfer, alignment="once")),
-    "every step": replace(BASE, transfer=replace(BASE.transfer, alignment="every_step")),
+    "once": varied(BASE, alignment="once"),
+    "once with sgd": varied(replace(BASE, optimizer="sgd"), alignment="once"),
+    "every step": varied(BASE, alignment="every_step"),
     "bfloat16": replace(BASE, precision="bfloat16"),
 }
-
-
-def with_dropout() -> MaskedNetwork:
-    """A small network of the user's with every kind of randomness in it."""
-    torch.manual_seed(0)
-    module = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.LazyLinear(12)
-    )
-    module(torch.zeros(2, 1, 16, 16))
-    return mask_network(nn.Sequential(module, nn.Linear(12, 3)), (1, 16, 16), density=0.4)
 
 
 def everything(network: MaskedNetwork) -> list[bytes]:
@@ -52,48 +41,45 @@ def everything(network: MaskedNetwork) -> list[bytes]:
     return [t.detach().numpy().tobytes() for t in tensors]
 
 
-class StopError(Exception):
-    """What interrupts a run in these tests."""
+def resumed(tasks: list[Task], options: Learning, step: int) -> Run:
+    """The run after its second task was interrupted at some step and taken up again by another network."""
+    checkpoints: list[Checkpoint] = []
+
+    def stop(event: Event) -> None:
+        if isinstance(event, StepDone):
+            checkpoints.append(event.checkpoint())
+            if len(checkpoints) == step:
+                raise KeyboardInterrupt
+
+    first = learn_sequence(with_dropout(), tasks[:1], options)
+    with pytest.raises(KeyboardInterrupt):
+        learn_sequence(first.network, tasks[1:], options, stop, before=first, earlier=tasks[:1])
+    again = learn_sequence(with_dropout(), tasks[:1], options)
+    last = {"before": again, "earlier": tasks[:1], "checkpoint": checkpoints[-1]}
+    return learn_sequence(again.network, tasks[1:], options, **last)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 @pytest.mark.parametrize("step", [1, 3, 5, 8])
 def test_taken_up_at_any_step_it_ends_the_same(name: str, step: int) -> None:
-    """In the middle of an epoch, at its end, in the last one: weights, scores, masks, norms and heads of both tasks."""
+    """In the middle of an epoch, at its end, in the last one: what was learned, and what the method remembers."""
     options, tasks = OPTIONS[name], make_tasks(2)
-    whole = with_dropout()
-    learn_sequence(whole, tasks, options)
-    assert everything(resumed(tasks, options, step)) == everything(whole)
+    whole, again = learn_sequence(with_dropout(), tasks, options), resumed(tasks, options, step)
+    assert everything(again.network) == everything(whole.network)
+    assert again.matrix == whole.matrix
 
 
-def resumed(tasks: list[Task], options: Learning, stop_at: int) -> MaskedNetwork:
-    """The network after the second task was interrupted and taken up again by another network."""
-    taken: list[Checkpoint] = []
-    first = with_dropout()
-    before = learn_sequence(first, tasks[:1], options)
-
-    def stop(event: Event) -> None:
-        if isinstance(event, StepDone):
-            count.append(event)
-            if len(count) == stop_at:
-                taken.append(event.checkpoint())
-                raise StopError
-
-    count: list[Event] = []
-    with pytest.raises(StopError):
-        learn_sequence(first, tasks[1:], options, stop, before=before, earlier=tasks[:1])
-    second = with_dropout()
-    again = learn_sequence(second, tasks[:1], options)
-    learn_sequence(second, tasks[1:], options, before=again, earlier=tasks[:1], checkpoint=taken[0])
-    return second
-
-
-def context_of(task: Task) -> TaskContext:
-    return TaskContext(task, task.training, task.training, {}, torch.Generator(), lambda event: None)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_taken_up_again_ends_the_same(method: str) -> None:
+    """What a method remembers of this task and of earlier ones survives the interruption, too."""
+    options, tasks = replace(BASE, method=method), make_tasks(2)  # type: ignore[arg-type]
+    whole, again = learn_sequence(with_dropout(), tasks, options), resumed(tasks, options, 5)
+    assert everything(again.network) == everything(whole.network)
+    assert same_tensors(again.memory, whole.memory)
 
 
 def test_left_on_another_device_it_says_so() -> None:
-    """Random numbers and sums differ between kinds of devices: going on would give something nobody asked for."""
+    """Random numbers and sums differ between kinds of devices, so the end would be another."""
     network, (task,) = with_dropout(), make_tasks(1)
     progress = Etcl(network, BASE).begin(context_of(task))
     with pytest.raises(LearningError, match="was left while it was learned on cuda; go on with --device cuda"):
@@ -101,7 +87,7 @@ def test_left_on_another_device_it_says_so() -> None:
 
 
 def test_time_spent_before_an_interruption_counts() -> None:
-    """What a run says it took includes what it took before it was left."""
+    """The seconds of a run include those before it was left."""
     network, (task,) = with_dropout(), make_tasks(1)
     left = Etcl(network, BASE).begin(context_of(task)).checkpoint()
     assert (left.numbers["seconds"] or 0) > 0
@@ -110,43 +96,38 @@ def test_time_spent_before_an_interruption_counts() -> None:
     assert run.seconds > 1000
 
 
-def epochs_done(options: Learning) -> list[EpochDone]:
-    seen: list[EpochDone] = []
-
-    def remember(event: Event) -> None:
-        if isinstance(event, EpochDone):
-            seen.append(event)
-
-    network = small("resnet18")
-    learn_sequence(network, make_tasks(1, items=60), options, remember)
-    return seen
+def epochs_of(options: Learning) -> list[EpochDone]:
+    """The epochs a task takes."""
+    events: list[Event] = []
+    learn_sequence(small("resnet18"), make_tasks(1, items=60), options, events.append)
+    return [event for event in events if isinstance(event, EpochDone)]
 
 
 def test_early_stopping_ends_a_task_that_no_longer_improves() -> None:
     """After `patience` epochs without a better validation accuracy; without patience all epochs are done."""
     options = Learning(epochs=40, batch_size=16, validation_share=0.3, learning_rate=0.01)
-    stopped = epochs_done(replace(options, patience=3))
+    stopped = epochs_of(replace(options, patience=3))
     assert len(stopped) < 40
     best = max(range(len(stopped)), key=lambda i: (stopped[i].validation or 0, -i))
     assert len(stopped) - 1 - best == 3
-    assert len(epochs_done(replace(options, epochs=6))) == 6
+    assert len(epochs_of(replace(options, epochs=6))) == 6
 
 
 def test_the_best_state_is_kept_if_asked_for() -> None:
     """With `keep = best` what is fixed is the state of the epoch with the best validation accuracy."""
     options = Learning(epochs=12, batch_size=16, validation_share=0.3, learning_rate=0.05, schedule="constant")
-    tasks = make_tasks(1, items=60)
-    found = {}
+    final = {}
     for keep in ("last", "best"):
         network = small("resnet18")
-        scores, states = network.masked_layers["stem_conv"].scores, []
+        scores = network.masked_layers["stem_conv"].scores.detach()
+        states: list[tuple[float, bytes]] = []  # after every epoch: validation accuracy and scores
 
         def remember(event: Event, scores: Tensor = scores, states: list[tuple[float, bytes]] = states) -> None:
             if isinstance(event, EpochDone):
-                states.append((event.validation or 0.0, scores.detach().numpy().tobytes()))
+                states.append((event.validation or 0.0, scores.numpy().tobytes()))
 
-        learn_sequence(network, tasks, replace(options, keep=keep), remember)  # type: ignore[arg-type]
-        found[keep] = scores.detach().numpy().tobytes()
+        learn_sequence(network, make_tasks(1, items=60), replace(options, keep=keep), remember)  # type: ignore[arg-type]
+        final[keep] = scores.numpy().tobytes()
         best = max(states, key=lambda state: state[0])  # the first of equal ones
-        assert found[keep] == (states[-1] if keep == "last" else best)[1]
-    assert found["last"] != found["best"]
+        assert final[keep] == (states[-1] if keep == "last" else best)[1]
+    assert final["last"] != final["best"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_network import make_tasks
+from factories import make_tasks
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,7 +21,7 @@ from etcl_deploy.export.to_multitask import export_multitask
 from etcl_deploy.export.to_onnx import OnnxOptions, export_task
 from etcl_deploy.learn.trainer import predict
 from etcl_deploy.network.masked_network import MaskedNetwork
-from etcl_deploy.runs import store as directories
+from etcl_deploy.runs import store
 from etcl_deploy.runs.build import build_network
 from etcl_deploy.runs.to_bundle import bundle_of
 
@@ -135,7 +135,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def features_of(module: nn.Module, images: Tensor) -> Tensor:
-    """What the module's last Linear sees, or what it gives if it has none at its end."""
+    """The input of the module's last Linear; the module's result if it has none."""
     seen: list[Tensor] = []
     linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     hook = linear[-1].register_forward_pre_hook(lambda _, args: seen.append(args[0])) if linear else None
@@ -184,8 +184,8 @@ def check_everywhere(network: MaskedNetwork, directory: Path, size: int = 16) ->
     first = predict(network, "t0", tasks[0].test_x)
     run = learn_sequence(network, tasks[1:], options, before=run, earlier=tasks[:1])
     assert torch.equal(predict(network, "t0", tasks[0].test_x), first)
-    directories.save(directories.StoredRun(run, Config(), ()), directory / "run")
-    restored = directories.load_run(directory / "run").run
+    store.save(store.StoredRun(run, Config(), ()), directory / "run")
+    restored = store.load_run(directory / "run").run
     assert torch.equal(predict(restored.network, "t0", tasks[0].test_x), first)
     save(directory / "b.etcl", bundle_of(network, "mine", {}, {}).to_bytes("coded"))
     bundle = load_bundle(directory / "b.etcl")

@@ -7,17 +7,17 @@ from itertools import pairwise
 
 import pytest
 import torch
-from test_network import make_tasks, small
+from factories import context_of, make_tasks, small, varied
 from torch import Tensor
 from torch.nn import functional as F
 
 from etcl_deploy.config import Learning, Similarity, Transfer
 from etcl_deploy.core.task import Items, Task
 from etcl_deploy.learn.events import Event, TaskDone
-from etcl_deploy.learn.methods import TaskContext
 from etcl_deploy.learn.methods.etcl import Etcl
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.signature import TaskSignature
+from etcl_deploy.learn.task_record import HeadChange
 from etcl_deploy.learn.trainer import accuracy, learn_sequence, predict
 from etcl_deploy.learn.transfer import align, guide, improve_heads
 from etcl_deploy.network.distributed import Batch
@@ -39,16 +39,6 @@ def learn(network: MaskedNetwork, tasks: list[Task], options: Learning) -> tuple
             seen.append(state)
 
     return learn_sequence(network, tasks, options, remember), seen
-
-
-@pytest.mark.parametrize("backbone", ["fcn3", "resnet18"])
-@pytest.mark.parametrize("alignment", ["warm_start", "once", "every_step", "off"])
-def test_with_backward_off_nothing_of_an_old_task_changes(backbone: str, alignment: str) -> None:
-    """Whatever forward transfer does: features and heads of finished tasks keep their bits."""
-    transfer = Transfer(alignment=alignment, backward="off")  # type: ignore[arg-type]
-    _, seen = learn(small(backbone), make_tasks(3), replace(ALL_SIMILAR, transfer=transfer))
-    for before, after in pairwise(seen):
-        assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
 @pytest.mark.parametrize("backbone", ["fcn3", "resnet18"])
@@ -80,33 +70,48 @@ def test_an_improved_head_answers_as_before_inside_its_own_space() -> None:
         assert (change @ space.T).abs().max() < 1e-5 * first.norm()
 
 
+def improved(run: Run, wrong: Items, held: Items, settings: Transfer) -> HeadChange:
+    """The attempt to improve the head of task t0 on other items."""
+    state, chance = run.network.finished["t0"], torch.Generator()
+    (change,) = improve_heads(run.network, "t1", [state], wrong, held, run.records, settings, chance)
+    return change
+
+
+def relabelled(items: Items) -> Items:
+    """Labels that contradict what was learned."""
+    return Items(items.images, (items.labels + 1) % 3)
+
+
 def test_a_head_that_would_lose_is_left_alone() -> None:
     """Labels that contradict what an old head knows: the update is tried, seen to do harm, and dropped."""
     network, tasks = small("fcn3", width=30), make_tasks(2, items=90)
     settings = Transfer(backward="off", head_rate=0.1, head_energy=0.5)
     run, _ = learn(network, tasks, replace(ALL_SIMILAR, transfer=settings, epochs=8))
     before = network.finished["t0"].head["weight"].clone()
-    wrong = Items(tasks[1].train_x, (tasks[1].train_y + 1) % 3)
-    right = Items(tasks[1].test_x, tasks[1].test_y)
-    state = network.finished["t0"]
-    (change,) = improve_heads(network, "t1", [state], wrong, right, run.records, settings, torch.Generator())
-    assert change.kept == 0
-    assert change.agreement == 100  # it answers as it did when its task was finished
+    wrong, right = relabelled(tasks[1].training), tasks[1].test
+    change = improved(run, wrong, right, settings)
+    assert (change.kept, change.agreement) == (0, 100)  # it answers as it did when its task was finished
     assert torch.equal(network.finished["t0"].head["weight"], before)
 
     # The paper keeps what it learned, whatever it does.
-    paper = replace(settings, backward="unchecked")
-    (change,) = improve_heads(network, "t1", [state], wrong, right, run.records, paper, torch.Generator())
-    assert change.kept == 1
+    change = improved(run, wrong, right, replace(settings, backward="unchecked"))
+    assert change.kept == 1 and change.agreement < 100
     assert (change.after or 0) < (change.before or 0)
-    assert change.agreement < 100
 
     # A head that is left alone agrees with its first answers as far as it did before.
-    state, agreement = network.finished["t0"], change.agreement
-    (change,) = improve_heads(network, "t1", [state], wrong, right, run.records, settings, torch.Generator())
-    assert change.kept == 0
-    assert change.agreement == pytest.approx(agreement, abs=10)
-    assert change.agreement < 100
+    again = improved(run, wrong, right, settings)
+    assert again.kept == 0
+    assert again.agreement == pytest.approx(change.agreement, abs=10) and again.agreement < 100
+
+
+@pytest.mark.parametrize(("agreement", "kept"), [(0.0, True), (1.0, False)])
+def test_a_head_that_would_answer_otherwise_is_left_alone(agreement: float, kept: bool) -> None:
+    """At most the agreed share of a head's first answers may change, even if the new task would gain."""
+    network, tasks = small("fcn3", width=30), make_tasks(2, items=90)
+    loose = Transfer(backward="off", head_rate=0.3, head_energy=0.5, head_agreement=agreement, pull=0.0)
+    run, _ = learn(network, tasks, replace(ALL_SIMILAR, transfer=loose, epochs=8))
+    other = relabelled(tasks[1].training)  # these answers are right in both parts
+    assert (improved(run, other, other, loose).kept == 1) == kept
 
 
 def test_heads_of_other_classes_are_not_touched() -> None:
@@ -126,7 +131,7 @@ def test_a_task_is_modelled_on_the_one_that_was_asked_for(model: str, expected: 
     network, tasks = small("fcn3"), make_tasks(2)
     tasks[1] = replace(tasks[1], train_x=255 - tasks[1].train_x)
     run = learn_sequence(network, tasks, ALL_SIMILAR)
-    options = replace(ALL_SIMILAR, learning_rate=1e-30, transfer=Transfer(model=model))  # type: ignore[arg-type]
+    options = varied(replace(ALL_SIMILAR, learning_rate=1e-30), model=model)
     again = replace(tasks[0], name="again")
     gaps = {c.task: c.gap for c in learn_sequence(network, [again], options, before=run).records["again"].comparisons}
     assert gaps["t0"] > gaps["t1"]
@@ -146,21 +151,10 @@ def test_a_warm_start_begins_as_the_similar_task(backbone: str) -> None:
     for layer in network.masked_layers.values():  # as a task learned in between would leave them
         layer.draw_scores(torch.Generator().manual_seed(9))
     network.begin("new", start.classes, torch.Generator(), start=start)
-    found = network.answer(network.embed(images))
-    torch.testing.assert_close(found, logits)
+    torch.testing.assert_close(network.answer(network.embed(images)), logits)
     network.begin("other", ("a", "b"), torch.Generator(), start=start)
     torch.testing.assert_close(network.embed(images), features)
     assert network.head["weight"].shape[0] == 2
-
-
-def test_learning_after_a_warm_start_leaves_its_model_alone() -> None:
-    """What the new task starts from is a copy."""
-    network, tasks = small("resnet18"), make_tasks(2)
-    options = replace(ALL_SIMILAR, transfer=Transfer(backward="off"))
-    run = learn_sequence(network, tasks[:1], options)
-    before = {n: norm.gamma.clone() for n, norm in network.finished["t0"].norms.items()}
-    learn_sequence(network, tasks[1:], options, before=run, earlier=tasks[:1])
-    assert all(torch.equal(before[n], norm.gamma) for n, norm in network.finished["t0"].norms.items())
 
 
 def score_gradient(network: MaskedNetwork, state: TaskState | None, images: Tensor, labels: Tensor) -> Tensor:
@@ -181,11 +175,8 @@ def test_alignment_follows_its_equations() -> None:
     network, tasks = small("fcn3"), make_tasks(2)
     learn_sequence(network, tasks[:1], ALL_SIMILAR)
     state = network.finished["t0"]
-    progress = Etcl(network, replace(ALL_SIMILAR, batch_size=20, scores="fresh")).begin(
-        TaskContext(
-            tasks[1], tasks[1].training, tasks[1].training, {}, torch.Generator().manual_seed(5), lambda e: None
-        )
-    )
+    options = replace(ALL_SIMILAR, batch_size=20, scores="fresh")
+    progress = Etcl(network, options).begin(context_of(tasks[1], seed=5))
     images, labels = tasks[1].train_x, tasks[1].train_y
     own, theirs = (score_gradient(network, s, images, labels) for s in (None, state))
     assert not torch.allclose(own, theirs)
@@ -197,28 +188,12 @@ def test_alignment_follows_its_equations() -> None:
     F.cross_entropy(network(images), labels).backward()
     for work in network.work.values():
         work.spread_gradient()
-    weights = [layer.weight for layer in network.masked_layers.values()]
-    before = [weight.grad.clone() for weight in weights if weight.grad is not None]
+    gradients = [layer.weight.grad for layer in network.masked_layers.values()]
+    before = [gradient.clone() for gradient in gradients if gradient is not None]
     guide(network, Batch(images, labels, len(labels), torch.Generator()), [state, state])
     torch.testing.assert_close(scores.grad, own + 2 * 0.1 * theirs.clamp_max(0), rtol=1e-4, atol=1e-6)
-    assert len(before) == len(weights), "weights have gradients, which another mask leaves alone"
-    assert all(
-        weight.grad is not None and torch.equal(weight.grad, g) for weight, g in zip(weights, before, strict=True)
-    )
-
-
-def test_a_head_that_would_answer_otherwise_is_left_alone() -> None:
-    """However good for the new task: at most the agreed share of a head's first answers may change."""
-    network, tasks = small("fcn3", width=30), make_tasks(2, items=90)
-    loose = Transfer(backward="off", head_rate=0.3, head_energy=0.5, head_agreement=0.0, pull=0.0)
-    run, _ = learn(network, tasks, replace(ALL_SIMILAR, transfer=loose, epochs=8))
-    other = Items(tasks[1].train_x, (tasks[1].train_y + 1) % 3)  # other answers are right there, in both parts
-    state = network.finished["t0"]
-    for agreement, kept in ((0.0, True), (1.0, False)):
-        network.change_head("t0", state.head)
-        settings = replace(loose, head_agreement=agreement)
-        (change,) = improve_heads(network, "t1", [state], other, other, run.records, settings, torch.Generator())
-        assert (change.kept == 1) == kept
+    after = [layer.weight.grad for layer in network.masked_layers.values()]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True)), "another mask leaves weights alone"
 
 
 def test_similar_tasks_are_found_and_others_are_not() -> None:
@@ -244,9 +219,9 @@ def test_a_task_that_starts_warm_learns_at_its_own_rate() -> None:
     """`warm_rate` slows it down; a task that starts cold does not know of it."""
 
     def second_head(alignment: str, warm_rate: float) -> Tensor:
-        transfer = Transfer(alignment=alignment, warm_rate=warm_rate, backward="off")  # type: ignore[arg-type]
         network = small("fcn3")
-        learn(network, make_tasks(2), replace(ALL_SIMILAR, transfer=transfer))
+        options = varied(ALL_SIMILAR, alignment=alignment, warm_rate=warm_rate, backward="off")
+        learn_sequence(network, make_tasks(2), options)
         return network.finished["t1"].head["weight"] - network.finished["t0"].head["weight"]
 
     slow, fast = (second_head("warm_start", rate).norm() for rate in (1e-6, 1.0))
@@ -255,7 +230,7 @@ def test_a_task_that_starts_warm_learns_at_its_own_rate() -> None:
 
 
 def test_a_head_that_was_not_given_learns_at_the_full_rate() -> None:
-    """Of a task with other classes only the backbone starts warm; its own head starts from nothing."""
+    """A task with other classes starts with a warm backbone and a head from nothing."""
     first, second = make_tasks(2, items=90)
     other = replace(second, name="t1", classes=("x", "y", "z"))
     options = replace(ALL_SIMILAR, epochs=20, transfer=Transfer(warm_rate=1e-6))
@@ -266,29 +241,24 @@ def test_a_head_that_was_not_given_learns_at_the_full_rate() -> None:
     assert (predict(network, "t1", other.train_x).argmax(1) == other.train_y).float().mean() > 0.8
 
 
-def test_without_validation_items_only_the_unchecked_way_improves_heads() -> None:
+@pytest.mark.parametrize(("backward", "tried"), [("projected", 0), ("unchecked", 1)])
+def test_without_validation_items_only_the_unchecked_way_improves_heads(backward: str, tried: int) -> None:
     """The paper checks nothing, so it needs none; what it keeps is recorded without an accuracy."""
-    for backward, tried in (("projected", 0), ("unchecked", 1)):
-        transfer = Transfer(backward=backward)  # type: ignore[arg-type]
-        options = replace(ALL_SIMILAR, validation_share=0, transfer=transfer)
-        run, _ = learn(small("fcn3"), make_tasks(2), options)
-        changes = run.records["t1"].changes
-        assert len(changes) == tried
-        assert all((change.kept, change.before, change.after) == (1, None, None) for change in changes)
+    options = varied(replace(ALL_SIMILAR, validation_share=0), backward=backward)
+    changes = learn_sequence(small("fcn3"), make_tasks(2), options).records["t1"].changes
+    assert [(change.kept, change.before, change.after) for change in changes] == [(1, None, None)] * tried
 
 
 def test_of_many_tasks_the_nearest_are_compared() -> None:
-    """So many as the setting says, in the order they were learned; the twin of an earlier task finds that one."""
-    network, tasks = small("fcn3"), make_tasks(5)
+    """As many as the setting says, in the order they were learned; the twin of an earlier task finds that one."""
     chance = torch.Generator().manual_seed(3)
-    permuted = [
-        replace(task, train_x=shuffled, test_x=shuffled[: len(task.test_y)])
-        for task, order in ((task, torch.randperm(tasks[0].train_x[0].numel(), generator=chance)) for task in tasks[:4])
-        for shuffled in (task.train_x.flatten(1)[:, order].view_as(task.train_x),)
-    ]
+    permuted = []
+    for task in make_tasks(4):
+        images = task.train_x.flatten(1)[:, torch.randperm(256, generator=chance)].view_as(task.train_x)
+        permuted.append(replace(task, train_x=images, test_x=images[: len(task.test_y)]))
     twin = replace(permuted[1], name="twin")
     options = Learning(epochs=1, batch_size=16, similarity=Similarity(candidates=2))
-    run = learn_sequence(network, [*permuted, twin], options)
+    run = learn_sequence(small("fcn3"), [*permuted, twin], options)
     compared = [[comparison.task for comparison in known.comparisons] for known in run.records.values()]
     assert [len(names) for names in compared] == [0, 1, 2, 2, 2]
     assert permuted[1].name in compared[-1]
@@ -296,12 +266,11 @@ def test_of_many_tasks_the_nearest_are_compared() -> None:
 
 
 def test_what_did_not_change_is_not_measured_again() -> None:
-    """A row of the matrix is that before it, but for heads that changed; and what it says is what a look finds."""
+    """Accuracies of tasks whose heads stayed are carried over; all of them are what measuring them again gives."""
     tasks = make_tasks(3)
     run, _ = learn(small("resnet18"), tasks, ALL_SIMILAR)
     for number, (before, after) in enumerate(pairwise(run.matrix), start=1):
         declared = {change.task for change in run.records[tasks[number].name].changes if change.kept}
         same = [name for name in run.tasks[:number] if name not in declared]
         assert all(after[run.tasks.index(name)] == before[run.tasks.index(name)] for name in same)
-    for task, found in zip(tasks, run.matrix[-1], strict=True):
-        assert found == accuracy(run.network, task.test, task.name)
+    assert run.matrix[-1] == tuple(accuracy(run.network, task.test, task.name) for task in tasks)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-# AccuracyRow t holds the test accuracy, in percent, of tasks 0..t after task t was learned; None where it is not known.
+# Row t holds the test accuracy, in percent, of tasks 0..t after task t was learned; None where it is not known.
 AccuracyRow = tuple[float | None, ...]
 Matrix = Sequence[Sequence[float | None]]
-
 
 CROWDED = 0.95  # the share of claimed weights from which on a user should know
 
@@ -49,6 +48,6 @@ def _mean_change(pairs: Iterable[tuple[float | None, float | None]]) -> float | 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     """The mean; None for no values, or if any of them is not known."""
-    everything = list(values)
-    known = [value for value in everything if value is not None]
-    return fmean(known) if known and len(known) == len(everything) else None
+    given = list(values)
+    known = [value for value in given if value is not None]
+    return fmean(known) if known and len(known) == len(given) else None

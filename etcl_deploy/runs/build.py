@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from etcl_deploy.config import Config
-from etcl_deploy.core.plan import PlanError
+from etcl_deploy.core.plan import Plan, PlanError
 from etcl_deploy.core.preprocessing import Preprocessing
 from etcl_deploy.errors import ConfigError
 from etcl_deploy.network.backbones import BACKBONES
+from etcl_deploy.network.builder import Image
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.tracing.trace import mask_network
 
@@ -31,27 +32,32 @@ def preprocessing_of(config: Config) -> Preprocessing:
 
 def build_network(config: Config) -> MaskedNetwork:
     """A network with fresh scores, and weights that are fresh or from a file, as the config describes it."""
-    network = _mask_users_network(config) if ":" in config.network.backbone else _our_network(config)
+    preprocessing, settings = preprocessing_of(config), config.network
+    image = (preprocessing.channels, preprocessing.height, preprocessing.width)
+    width = {} if settings.width is None else {"width": settings.width}
+    if ":" in settings.backbone:
+        module = _users_module(settings.backbone, width, config.learning.seed)
+        density, seed = settings.density, config.learning.seed
+        network = mask_network(module, image, preprocessing=preprocessing, density=density, seed=seed)
+    else:
+        plan = _our_plan(settings.backbone, image, width)
+        generator = torch.Generator().manual_seed(config.learning.seed)
+        network = MaskedNetwork(plan, preprocessing, settings.density, generator)
     if config.learning.weights:
         _read_weights(network, Path(config.learning.weights))
     return network
 
 
-def _our_network(config: Config) -> MaskedNetwork:
-    network = config.network
-    if network.backbone not in BACKBONES:
+def _our_plan(backbone: str, image: Image, width: Mapping[str, int]) -> Plan:
+    if backbone not in BACKBONES:
         known = f"{', '.join(sorted(BACKBONES))}, or your own as package.module:function"
-        raise ConfigError(f"unknown backbone {network.backbone!r}; known: {known}")
-    preprocessing = preprocessing_of(config)
-    image = (preprocessing.channels, preprocessing.height, preprocessing.width)
-    width = {} if network.width is None else {"width": network.width}
+        raise ConfigError(f"unknown backbone {backbone!r}; known: {known}")
     try:
-        plan = BACKBONES[network.backbone](image, **width)
+        plan = BACKBONES[backbone](image, **width)
         _ = plan.shapes
     except PlanError as error:
-        raise ConfigError(f"{network.backbone} does not fit images of {image}: {error}") from None
-    generator = torch.Generator().manual_seed(config.learning.seed)
-    return MaskedNetwork(plan, preprocessing, network.density, generator)
+        raise ConfigError(f"{backbone} does not fit images of {image}: {error}") from None
+    return plan
 
 
 def _read_weights(network: MaskedNetwork, path: Path) -> None:
@@ -78,22 +84,18 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _mask_users_network(config: Config) -> MaskedNetwork:
+def _users_module(backbone: str, width: Mapping[str, int], seed: int) -> nn.Module:
     """The network that a function of the user's gives, named as `package.module:function`."""
-    network, seed = config.network, config.learning.seed
-    preprocessing = preprocessing_of(config)
-    image = (preprocessing.channels, preprocessing.height, preprocessing.width)
-    width = {} if network.width is None else {"width": network.width}
     with _working_directory_importable(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        function = _imported(network.backbone)
+        function = _imported(backbone)
         torch.manual_seed(seed)  # what torch's layers draw their weights from
         try:
             module = function(**width)
         except Exception as error:
-            raise ConfigError(f"{network.backbone} could not be called: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{backbone} could not be called: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"{network.backbone} must give a torch.nn.Module, not a {type(module).__name__}")
-    return mask_network(module, image, preprocessing=preprocessing, density=network.density, seed=seed)
+        raise ConfigError(f"{backbone} must give a torch.nn.Module, not a {type(module).__name__}")
+    return module
 
 
 def _imported(name: str) -> Callable[..., object]:

@@ -50,9 +50,7 @@ class MethodRow:
     fwt: SeedMean
     bwt: SeedMean
     seconds: SeedMean
-    bytes: (
-        SeedMean  # what it takes to predict all tasks: fp32 weights, normalization and heads, a bit a weight for masks
-    )
+    bytes: SeedMean  # needed to predict all tasks; see `needed_bytes`
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,7 @@ def write_tensorboard(directory: Path) -> Report:
     def write(event: Event) -> None:
         if not boards:  # only now: a run starts in an empty directory
             boards.append(SummaryWriter(str(directory / "tensorboard")))
-        values: dict[str, float | None] = {}
-        if isinstance(event, StepDone):
-            return
+        values: dict[str, float | None]
         if isinstance(event, EpochDone):
             values, step = {f"loss/{event.task}": event.loss, f"validation/{event.task}": event.validation}, event.epoch
         elif isinstance(event, TaskDone):

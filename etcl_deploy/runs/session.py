@@ -186,13 +186,12 @@ class _Writer:
         """Write what an event of the trainer brings."""
         if isinstance(event, TaskDone):
             self.stored = store.save(replace(self.stored, run=event.run), self._directory)
-        elif isinstance(event, StepDone) and (stop or self._is_due()):
-            store.save_checkpoint(event.checkpoint(), self._directory)
-            self._saved = time.monotonic()
+        elif isinstance(event, StepDone):
+            due = time.monotonic() - self._saved >= self.stored.config.checkpoint_seconds
+            if stop or due:
+                store.save_checkpoint(event.checkpoint(), self._directory)
+                self._saved = time.monotonic()
         self._log(event)
-
-    def _is_due(self) -> bool:
-        return time.monotonic() - self._saved >= self.stored.config.checkpoint_seconds
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def find_tasks(config: Config, data: Path | None, root: Path | None = None) -> F
         ignored = (
             [f"left out {len(own.ignored)} files that are not images, first {own.ignored[0]}"] if own.ignored else []
         )
-        return _found(own.tasks, config, [], ignored)
+        return _prepared(own.tasks, config, [], ignored)
     partial: list[str] = []
 
     @cache
@@ -57,10 +57,10 @@ def find_tasks(config: Config, data: Path | None, root: Path | None = None) -> F
     wanted = min(total, config.tasks or total)
     if len(sources) < wanted:
         partial.append(f"{len(sources)} of {wanted} tasks can be made from what is there")
-    return _found(sources, config, partial, [])
+    return _prepared(sources, config, partial, [])
 
 
-def _found(sources: Sequence[Source], config: Config, partial: list[str], notes: list[str]) -> FoundTasks:
+def _prepared(sources: Sequence[Source], config: Config, partial: list[str], notes: list[str]) -> FoundTasks:
     """The sources as tasks; if their images would fill more memory than they may, they are read when needed."""
     preprocessing = preprocessing_of(config)
     needed = sum(source.file_bytes(preprocessing) for source in sources) / 1e9
@@ -71,10 +71,10 @@ def _found(sources: Sequence[Source], config: Config, partial: list[str], notes:
     return FoundTasks([source.prepared(preprocessing, stored=stored) for source in sources], partial, notes)
 
 
-def origin_of(found: FoundTasks, data: Path | None) -> Origin:
+def origin_of(new: FoundTasks, data: Path | None) -> Origin:
     """The origin of tasks, for a run to remember."""
-    known = [(task.name, digest(task)) for task in found.tasks]
-    return Origin(str(data.absolute()) if data else None, known, found.partial)
+    known = [(task.name, digest(task)) for task in new.tasks]
+    return Origin(str(data.absolute()) if data else None, known, new.partial)
 
 
 def tasks_of(stored: StoredRun, note: Note, root: Path | None) -> list[Task]:

@@ -1,4 +1,4 @@
-"""A run as named tensors, and back: what `directory.py` writes to its files."""
+"""A run as named tensors, and back: what `store.py` writes to its files."""
 
 from __future__ import annotations
 

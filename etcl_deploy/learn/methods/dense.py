@@ -33,10 +33,10 @@ class One(Method):
     @torch.no_grad()
     def finish(self, context: TaskContext) -> TaskRecord:
         """The task keeps its weights to itself."""
-        self.freeze(context.training, claims={}, alone=True)
+        record = self.freeze(context, claims={}, alone=True)
         for step, weight in self._start.items():
             self.network.masked_layers[step].weight.copy_(weight)
-        return TaskRecord(self.network.finished[context.task.name].head)
+        return record
 
 
 class Ewc(Method):
@@ -58,7 +58,7 @@ class Ewc(Method):
 
     def finish(self, context: TaskContext) -> TaskRecord:
         """Add what matters to this task to what is remembered."""
-        self.freeze(context.training, claims={})
+        record = self.freeze(context, claims={})
         chosen = torch.randperm(len(context.training), generator=context.generator)[: self.options.others.ewc_items]
         memory: dict[str, Tensor] = {}
         for step, importance in self._importance(context.training[chosen]).items():
@@ -69,7 +69,7 @@ class Ewc(Method):
             share = torch.where(total > 0, importance / total.clamp_min(torch.finfo(total.dtype).tiny), 0)
             memory[f"{step}/importance"], memory[f"{step}/centre"] = total, torch.lerp(centre, weight, share)
         self.memory = memory
-        return TaskRecord(self.network.finished[context.task.name].head)
+        return record
 
     def _importance(self, items: Items) -> dict[str, Tensor]:
         """The mean over items of the squared gradient of each one's loss, by step."""

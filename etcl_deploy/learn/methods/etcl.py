@@ -86,7 +86,7 @@ class Etcl(Method):
     def finish(self, context: TaskContext) -> TaskRecord:
         """Fix the mask, claim its weights, improve the heads of similar tasks, take the task's signature."""
         network, transfer = self.network, self.options.transfer
-        self.freeze(context.training)
+        record = self.freeze(context)
         changes: tuple[HeadChange, ...] = ()
         if transfer.backward != "off":
             changes = improve_heads(
@@ -100,7 +100,7 @@ class Etcl(Method):
                 context.generator,
             )
         signature = self._signature(context).tensors() if self.improves_heads else {}  # nobody would look at it
-        return TaskRecord(network.finished[context.task.name].head, signature, self._comparisons, changes)
+        return replace(record, memory=signature, comparisons=self._comparisons, changes=changes)
 
     def _signature(self, context: TaskContext) -> TaskSignature:
         name = context.task.name

@@ -47,12 +47,12 @@ class Gpm(Method):
 
     def finish(self, context: TaskContext) -> TaskRecord:
         """Add the inputs of every layer to its space."""
-        self.freeze(context.training, claims={})
+        record = self.freeze(context, claims={})
         chosen = torch.randperm(len(context.training), generator=context.generator)[: self.options.others.gpm_items]
         inputs = self._inputs(load(context.training.images, chosen), context.generator)
         energy = self.options.others.gpm_energy
         self.memory = {step: extended(self.memory.get(step), seen, energy) for step, seen in inputs.items()}
-        return TaskRecord(self.network.finished[context.task.name].head)
+        return record
 
     @torch.no_grad()
     def _inputs(self, images: Tensor, generator: torch.Generator) -> dict[str, Tensor]:

@@ -92,9 +92,9 @@ class Hat(Method):
                 with torch.no_grad():
                     norm.gamma.mul_(opened[step])
                     norm.beta.mul_(opened[step])
-        self.freeze(context.training, masks_of(plan, self._chains, opened), masks_of(plan, self._chains, used))
+        record = self.freeze(context, masks_of(plan, self._chains, opened), masks_of(plan, self._chains, used))
         self.memory = used
-        return TaskRecord(network.finished[context.task.name].head)
+        return record
 
 
 def unit_chains(plan: Plan) -> dict[str, tuple[str, ...]]:

@@ -98,12 +98,13 @@ class Method:
 
     def finish(self, context: TaskContext) -> TaskRecord:
         """Fix the task for ever, and give its record."""
-        self.freeze(context.training, claims={})
-        return TaskRecord(self.network.finished[context.task.name].head)
+        return self.freeze(context, claims={})
 
     def freeze(
-        self, training: Items, masks: Masks | None = None, claims: Masks | None = None, *, alone: bool = False
-    ) -> None:
-        """Fix mask and normalization, and claim weights; see `MaskedNetwork.finish`."""
+        self, context: TaskContext, masks: Masks | None = None, claims: Masks | None = None, *, alone: bool = False
+    ) -> TaskRecord:
+        """Fix mask and normalization, and claim weights; see `MaskedNetwork.finish`. Gives a record with the head."""
+        training = context.training
         batches = training.read(training.batches(EVALUATION_BATCH), self.network.device)
-        self.network.finish((images for images, _ in batches), masks, claims, alone=alone)
+        state = self.network.finish((images for images, _ in batches), masks, claims, alone=alone)
+        return TaskRecord(state.head)
