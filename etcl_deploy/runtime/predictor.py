@@ -51,16 +51,20 @@ class Predictor:
         """One answer per input, in order; `tasks` names the task of each."""
         if len(inputs) != len(tasks):
             raise ValueError(f"{len(inputs)} inputs and {len(tasks)} tasks: each needs one")
+        for name in tasks:  # before the work of decoding
+            self.bundle.task(name)
+        return self.answer([self.prepare(source) for source in inputs], tasks)
+
+    def answer(self, pixels: Sequence[Tensor], tasks: Sequence[str]) -> list[Prediction]:
+        """One answer per image that `prepare` gave, in order; `tasks` names the task of each."""
         positions: dict[str, list[int]] = {}
         for position, name in enumerate(tasks):
-            self.bundle.task(name)
             positions.setdefault(name, []).append(position)
-        pixels = [self.prepare(source) for source in inputs]
         answers: dict[int, Prediction] = {}
         for name, members in positions.items():
             logits = self.logits(name, torch.stack([pixels[i] for i in members]))
             answers |= zip(members, self._explain(name, logits), strict=True)
-        return [answers[i] for i in range(len(inputs))]
+        return [answers[i] for i in range(len(pixels))]
 
     def logits(self, name: str, pixels: Tensor) -> Tensor:
         """Logits of one task for prepared images, `[batch, classes]`; memory does not grow with the batch."""

@@ -162,13 +162,13 @@ class Service:
         """The outcome of each item with pixels, in order: all at once or, if that fails, one by one."""
         items = [(item, one.request.task) for one in decoded for item in one.items if not isinstance(item, Exception)]
         try:
-            return iter(self.predictor.predict([pixels for pixels, _ in items], [task for _, task in items]))
+            return iter(self.predictor.answer([pixels for pixels, _ in items], [task for _, task in items]))
         except Exception:
             return iter([self._predict_one(pixels, task) for pixels, task in items])
 
     def _predict_one(self, pixels: Tensor, task: str) -> Outcome:
         try:
-            return self.predictor.predict([pixels], [task])[0]
+            return self.predictor.answer([pixels], [task])[0]
         except Exception as error:
             return error
 
