@@ -28,7 +28,7 @@ class BundleAPI(litserve.LitAPI):
 
     def predict(self, batch):  # one call, whatever tasks the requests name
         good = [item for item in batch if isinstance(item, tuple)]
-        answers = iter(self.predictor.predict([image for _, image in good], [task for task, _ in good]))
+        answers = iter(self.predictor.answer([image for _, image in good], [task for task, _ in good]))
         return [next(answers).as_json() if isinstance(item, tuple) else item for item in batch]
 
 

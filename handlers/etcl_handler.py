@@ -29,8 +29,7 @@ class EtclHandler:
         settings = (context.model_yaml_config or {}).get("etcl", {})
         self.service = open_service(directory / context.manifest["model"]["serializedFile"], directory, settings)
         if context.metrics is not None:
-            report = (self.service.meter, self.service.predictor, _updates(context.metrics))
-            threading.Thread(target=report_forever, args=report, daemon=True).start()
+            threading.Thread(target=self._report, args=(context.metrics,), daemon=True).start()
 
     def handle(self, data: list[dict[str, Any]], context: Any) -> list[str]:
         """One answer per request, in order."""
@@ -42,6 +41,10 @@ class EtclHandler:
             if reply.status != 200:
                 context.set_response_status(reply.status, reply.phrase, index)
         return [reply.body for reply in replies]
+
+    def _report(self, metrics: Any) -> None:
+        assert self.service is not None
+        report_forever(self.service.meter, self.service.predictor, _updates(metrics))
 
 
 def _updates(metrics: Any) -> Update:

@@ -239,6 +239,14 @@ def test_there_is_a_limit_to_tasks() -> None:
         task_entries([{}] * 65_535)
 
 
+def test_metadata_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    """JSON can say half of a surrogate pair, UTF-8 cannot."""
+    header = json.dumps({"__metadata__": {"etcl": "1 x\n\ud800"}}).encode()
+    (tmp_path / "x.etcl").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(BundleError, match="surrogates not allowed"):
+        load_bundle(tmp_path / "x.etcl")
+
+
 def test_a_header_has_one_form(bundle_file: Path) -> None:
     """Nothing in it can be changed without a word, though no digest covers it: not even what no reader looks at."""
     data = bundle_file.read_bytes()

@@ -112,8 +112,8 @@ def test_a_batch_is_one_call(learned: Learned, monkeypatch: pytest.MonkeyPatch) 
     api.bundle = learned.path
     api.setup("cpu")
     calls = []
-    predict = api.predictor.predict
-    monkeypatch.setattr(api.predictor, "predict", lambda images, tasks: calls.append(tasks) or predict(images, tasks))
+    answer = api.predictor.answer
+    monkeypatch.setattr(api.predictor, "answer", lambda images, tasks: calls.append(tasks) or answer(images, tasks))
     names = ["parity", "nobody", "turned"]
     questions = [example["Question"](**question(name, png(learned.tasks[0].test_x[0]))) for name in names]
     answers = api.predict(api.batch([api.decode_request(asked) for asked in questions]))

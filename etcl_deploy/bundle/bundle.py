@@ -215,7 +215,7 @@ def load_bundle(path: str | Path) -> Bundle:
 
 
 def reload_bundle(path: Path, digest: str) -> Bundle:
-    """A bundle that was loaded before, in fresh memory: only the parts of the file that are used are read again."""
+    """A bundle that was loaded before, in fresh memory: of its masks only those that are used are read again."""
     bundle = Bundle.from_bytes(format.map_file(path), str(path), check=False)
     if bundle.digest != digest:
         raise BundleError(f"{path} was replaced while it was being read")

@@ -143,7 +143,10 @@ class SectionViews(Mapping[str, Tensor]):
 
 
 def map_file(path: Path, kind: str = KINDS[BUNDLE]) -> mmap.mmap:
-    """The bytes of a file, mapped: processes that read the same file share them, and none has more than it uses."""
+    """The bytes of a file, mapped: processes that read the same file share them, and none has more than it uses.
+
+    A map holds a file descriptor for as long as something uses it.
+    """
     if path.is_dir():
         raise BundleError(f"{path} is a directory; a {kind} is one file")
     try:
@@ -193,6 +196,8 @@ def _read_header(data: Buffer) -> tuple[bytes, dict[str, Any]]:
     metadata = entries.setdefault("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise ValueError("its metadata is not text")
+    for text in (*metadata, *metadata.values()):
+        text.encode()  # half of a surrogate pair is no text: a UnicodeEncodeError is a ValueError
     return header, entries
 
 

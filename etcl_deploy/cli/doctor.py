@@ -41,7 +41,11 @@ def _python() -> Check:
 def _dependencies() -> list[tuple[str, ...]]:
     """The packages this one declares for every platform, each with its alternatives."""
     dependencies: list[tuple[str, ...]] = []
-    for requirement in requires("etcl-deploy") or ():
+    try:
+        requirements = requires("etcl-deploy") or []
+    except PackageNotFoundError:  # a checkout on the path: it is not installed, and says so
+        return [("etcl-deploy",)]
+    for requirement in requirements:
         name = re.split(r"[^\w-]", requirement)[0]
         if name == ONNXRUNTIME[0]:
             dependencies.append(ONNXRUNTIME)

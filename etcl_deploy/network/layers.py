@@ -63,7 +63,7 @@ class MaskedLayer(nn.Module):
     def freeze(self, mask: Tensor | None = None) -> Tensor:
         """End the task that was learned, fix its mask (None: that of its scores), use it from now on, and give it."""
         assert self.work is not None
-        density = self.work.density
+        density = self.work.mask.density
         self.end()
         self.mask = keep_top(self.scores, density) if mask is None else mask
         return self.mask

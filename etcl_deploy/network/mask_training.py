@@ -30,18 +30,17 @@ class MaskTraining:
         self._claimed = claimed
         self._frozen = weight.detach().clone()
         self._free = (~claimed).float() if bool(claimed.any()) else None  # None: every weight may change
-        self.density = density
-        self._mask = TopKMask(density)
+        self.mask = TopKMask(density)
 
     def masked_weight(self) -> Tensor:
         """`W * m`: the weight as the task sees it at this step."""
         if self.borrowed is None:
-            self._mask.follow(self.scores.detach())
+            self.mask.follow(self.scores.detach())
             room = self._room
         else:  # while a step is under way, whose gradient is in the usual place
-            self._mask.show(self.borrowed)
+            self.mask.show(self.borrowed)
             room = torch.empty_like(self._room)
-        self.used = self._mask.select(self.weight.detach(), room).detach().requires_grad_()
+        self.used = self.mask.select(self.weight.detach(), room).detach().requires_grad_()
         return self.used
 
     def forget_gradients(self) -> None:
@@ -53,7 +52,7 @@ class MaskTraining:
         """After a backward pass: give weight and scores their gradients (Eq. nws1, nws2), in the place of its own."""
         gradient = self.used.grad
         assert gradient is not None
-        self.weight.grad = self._mask.select(gradient, self._room)
+        self.weight.grad = self.mask.select(gradient, self._room)
         if self._free is not None:
             self.weight.grad.mul_(self._free)
         self.scores.grad, self.used.grad = self.to_scores(gradient), None

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,8 @@ class Description:
 
     def as_json(self, limit: int) -> str:
         """At most `limit` bytes, if need be with the number of tasks in their place."""
-        text = json.dumps(asdict(self))
-        return text if len(text) <= limit else json.dumps({**asdict(self), "tasks": len(self.tasks)})
+        text = json.dumps(vars(self))  # no asdict: it copies every name of a class
+        return text if len(text) <= limit else json.dumps({**vars(self), "tasks": len(self.tasks)})
 
 
 @dataclass(frozen=True)
