@@ -1,6 +1,8 @@
 """Shared by all benchmarks: figures held against targets, runs that are learned once, results kept as JSON.
 
-`results/SCRIPT.json` has for every part of a script its result, settings, command, versions and machine.
+`results/SCRIPT.json` has for every part of a script its result, settings, command, commit, versions and machine.
+The same commit, seed, threads and instruction set give the same bits; another set adds numbers in another order, which
+after some thousand steps is another network. So the set is pinned here to one that most machines have.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import operator
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +32,10 @@ from etcl_deploy.runs.store import StoredRun, load_run
 
 RESULTS = Path(__file__).parent / "results"
 SIGNS = {"<=": operator.le, ">=": operator.ge, "=": operator.eq, ">": operator.gt}
+
+# Read when the first number is computed.
+for variable, value in {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}.items():
+    os.environ.setdefault(variable, value)
 
 say = partial(print, flush=True)
 
@@ -116,10 +123,32 @@ def show(**figures: Any) -> str:
 
 
 def _circumstances() -> dict[str, Any]:
-    """With which command and versions something was measured, and on what machine; no folder of it is named."""
+    """With which command, commit and versions something was measured, and on what machine; no folder of it is named."""
     words = ["DIR" if "/" in word else word for word in sys.argv[1:]]
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
     return {
         "command": " ".join(["python", Path(sys.argv[0]).name, *words]),
+        "commit": _git("rev-parse", "HEAD"),
+        "clean": not changed,  # apart from the results themselves
         "versions": current_versions(),
-        "machine": {"cores": os.cpu_count(), "threads": torch.get_num_threads(), "architecture": platform.machine()},
+        "machine": {
+            "processor": _processor(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "architecture": platform.machine(),
+        },
     }
+
+
+def _git(*words: str) -> str:
+    """What git says of the tree the benchmarks are in."""
+    root = Path(__file__).parents[1]
+    return subprocess.run(["git", *words], cwd=root, capture_output=True, check=True, text=True).stdout.strip()
+
+
+def _processor() -> str:
+    """The name of the processor."""
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text().splitlines() if about.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

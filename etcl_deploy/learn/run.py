@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from etcl_deploy import __version__
@@ -20,11 +21,12 @@ from etcl_deploy.network.masked_network import MaskedNetwork
 
 
 def current_versions() -> dict[str, str]:
-    """The versions that decide what training gives."""
+    """The versions that decide what training gives; on a CPU also the instruction set and the number of threads do."""
     return {
         "etcl_deploy": __version__,
         "python": platform.python_version(),
         "torch": version("torch"),
+        "kernels": f"{torch.backends.cpu.get_cpu_capability()}/{torch.get_num_threads()}",
     }
 
 
