@@ -125,7 +125,8 @@ class Transfer(ConfigSection):
     # Backwards: heads of similar tasks with equal classes go on learning, outside the space of their own data, and what
     # does harm is not kept; unchecked: all of it is kept (the paper); off: no head of a finished task ever changes, and
     # no new one is drawn to them.
-    backward: Literal["projected", "unchecked", "off"] = "projected"
+    # in_loop: such heads move at every step, by `pull` alone, outside that space (the paper's Eq. Lsim).
+    backward: Literal["projected", "unchecked", "in_loop", "off"] = "projected"
     pull: ZeroOrMore = 1.0  # weight of `1 - cos(head, similar head)` in the loss of new and old heads (Eq. Lsim)
     head_energy: Share = 0.95  # share of its data's squared norm that an old head's protected space holds
     head_epochs: AtLeastOne = 20  # passes over the new task's features for an old head
