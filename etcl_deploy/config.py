@@ -192,7 +192,10 @@ class Learning(ConfigSection):
 
 @dataclass(frozen=True)
 class Config(ConfigSection):
-    """One experiment. `sequence` says where the tasks come from; `recipe` is the file it was read from."""
+    """One experiment. `sequence` says where the tasks come from; `recipe` is the file it was read from.
+
+    `preset` is the set of choices it was changed by (settings.py); the settings themselves stand in their fields.
+    """
 
     recipe: str | None = None
     sequence: str | dict[str, Any] | None = None  # the tasks: see data/sequences.py
@@ -202,10 +205,20 @@ class Config(ConfigSection):
     images: Images = field(default_factory=Images)
     network: Network = field(default_factory=Network)
     learning: Learning = field(default_factory=Learning)
+    preset: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        method = self.learning.method
+        if self.preset is not None and method != "etcl":
+            raise ConfigError(f"the preset {self.preset!r} is for the method etcl, not {method}: leave out one of them")
 
     def as_json(self) -> dict[str, Any]:
-        """The same as nested JSON objects."""
-        return asdict(self)
+        """The same as nested JSON objects; without a preset none is named."""
+        values = asdict(self)
+        if self.preset is None:
+            del values["preset"]
+        return values
 
     def budget(self) -> "Config":
         """The settings that methods must share to be compared: all but the tasks, and what each method may choose."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from etcl_deploy.config import Config, ConfigSection
@@ -17,6 +18,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# Each preset with the files and tables it is made of; where they differ, the later one holds.
+PRESETS = {"paper": ("paper",), "authors": ("paper", "authors")}
+
 
 def recipe_names() -> list[str]:
     """The recipes that ship with the package."""
@@ -24,28 +28,61 @@ def recipe_names() -> list[str]:
     return sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml"))
 
 
-def load_recipe(name: str, method: str | None = None) -> Config:
-    """The recipe of that name, or in the user's file NAME.toml, with the settings of `method`.
+def preset_names() -> list[str]:
+    """The presets: choices of settings for the method etcl, by name."""
+    return sorted(PRESETS)
+
+
+def load_recipe(name: str, method: str | None = None, preset: str | None = None) -> Config:
+    """The recipe of that name, or in the user's file NAME.toml, with the settings of `method`, or of `preset`.
 
     A table `[methods.NAME]` holds the settings in which a method differs, by their bare names. It must not give the
-    method another budget.
+    method another budget. A table `[presets.NAME]` holds what a preset says of this data set, budget and tasks
+    included; with a preset there are no settings of methods.
     """
     path = Path(name)
     try:
         values = tomllib.loads(_text(name))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"cannot read {name}: {error}") from None
-    own = values.pop("methods", {})
+    methods, presets = (_tables(name, word, values.pop(word, {})) for word in ("methods", "presets"))
+    stated = values.pop("preset", None)
     config = config_from({"recipe": path.stem, **values})
-    tables = own.items() if isinstance(own, dict) else [("methods", own)]
-    for key, table in tables:
-        if not isinstance(table, dict):
-            raise ConfigError(f"{name}: [methods.NAME] must be a table of settings, not {table!r}")
-        # Whichever is asked for, all must be right.
+    # Whichever is asked for, all must be right.
+    for key, table in methods.items():
         if config.with_values({**table, "method": key}).budget() != config.budget():
             raise ConfigError(f"{name}: [methods.{key}] can say how it learns, not another network, epochs or images")
+    for key in presets:
+        with_preset(config.with_values({"method": "etcl"}), key, presets)
     chosen = method or config.learning.method
-    return config.with_values({**own.get(chosen, {}), "method": chosen})
+    preset = stated if preset is None else preset
+    if preset is not None:
+        return with_preset(config.with_values({"method": chosen}), preset, presets)
+    return config.with_values({**methods.get(chosen, {}), "method": chosen})
+
+
+def with_preset(config: Config, preset: str, own: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> Config:
+    """The settings changed by a preset: by what it says of all data, then by what `own` says, of this data set."""
+    if preset not in preset_names():
+        raise ConfigError(f"unknown preset {preset!r}; known: {', '.join(preset_names())}")
+    values: dict[str, Any] = {}
+    for layer in PRESETS[preset]:
+        values |= tomllib.loads((resources.files("etcl_deploy.presets") / f"{layer}.toml").read_text("utf-8"))
+    for layer in PRESETS[preset]:
+        values |= own.get(layer, {})
+    fixed = [key for key in ("recipe", "preset", "method") if key in values]
+    if fixed:
+        raise ConfigError(f"a preset cannot change {fixed[0]}; leave it out of [presets.{preset}]")
+    return config.with_values({**values, "preset": preset})
+
+
+def _tables(name: str, word: str, tables: Any) -> dict[str, dict[str, Any]]:
+    """The tables `[word.NAME]` of a recipe."""
+    for table in tables.values() if isinstance(tables, dict) else [tables]:
+        if not isinstance(table, dict):
+            raise ConfigError(f"{name}: [{word}.NAME] must be a table of settings, not {table!r}")
+    checked: dict[str, dict[str, Any]] = tables
+    return checked
 
 
 def about_recipe(name: str) -> str:

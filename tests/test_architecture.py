@@ -14,7 +14,7 @@ from etcl_deploy.settings import tomllib
 
 # A folder imports only from folders with a smaller number; folders with equal numbers do not see each other.
 LAYERS = {
-    0: ["settings", "recipes"],  # with errors and config
+    0: ["settings", "presets", "recipes"],  # with errors and config
     1: ["core"],
     2: ["network", "bundle", "client", "edge"],
     3: ["runtime"],

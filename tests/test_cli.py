@@ -134,6 +134,22 @@ def test_results_on_stdout_progress_on_stderr(tmp_path: Path) -> None:
     assert "claimed" in done.stderr
 
 
+def test_a_preset_is_said_wherever_its_run_is_shown(photos: Path, tmp_path: Path) -> None:
+    """In the document, in the table, on the page; `add` keeps it, and with a folder only the options differ."""
+    run, small = tmp_path / "run", ["--backbone", "fcn3", "--set", "width=8", "--epochs", 1]
+    trained = answer("train", "--data", photos, "--preset", "paper", "--run", run, *small)
+    assert (trained["preset"], trained["recipe"], trained["method"]) == ("paper", None, "etcl")
+    record = json.loads((run / "run.json").read_text())["config"]
+    assert (record["preset"], record["learning"]["epochs"], record["network"]["width"]) == ("paper", 1, 8)
+    assert (record["learning"]["optimizer"], record["learning"]["learning_rate"]) == ("sgd", 0.1)
+    (tmp_path / "more").mkdir()
+    (photos / "tone").rename(tmp_path / "more" / "tone-again")
+    assert answer("add", run, "--data", tmp_path / "more")["preset"] == "paper"
+    assert "preset paper" in " ".join(etcl("eval", run).stdout.split())
+    answer("report", run, "-o", tmp_path / "page.html")
+    assert "preset paper" in (tmp_path / "page.html").read_text("utf-8")
+
+
 def test_eval_lists_comparisons_and_changed_heads(learned: Learned) -> None:
     """The document holds every comparison with its reason, every change of a head, and the digest of the run."""
     summary = answer("eval", learned.directory)
@@ -192,6 +208,9 @@ def test_wrong_input_is_one_line_and_exit_code_1(learned: Learned, tmp_path: Pat
     assert "known: alexnet, fcn3, lenet5, resnet18" in fails("train", "digits", "--run", run, "--backbone", "vgg")
     assert "must be above 0" in fails("train", "digits", "--run", run, "--density", 0)
     assert "unknown setting 'epoch'" in fails("train", "digits", "--run", run, "--set", "epoch=3")
+    assert "unknown preset 'own'; known: authors, paper" in fails("train", "digits", "--run", run, "--preset", "own")
+    with_wsn = fails("train", "digits", "--run", run, "--preset", "paper", "--method", "wsn")
+    assert "the preset 'paper' is for the method etcl, not wsn" in with_wsn
     assert "already holds a run" in fails("train", "digits", "--run", learned.directory)
     assert "holds no run" in fails("eval", tmp_path)
     assert "this bundle holds" in fails("predict", learned.path, "--task", "nobody", "x.png")

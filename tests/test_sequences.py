@@ -296,6 +296,17 @@ def test_the_real_femnist1_is_what_its_readme_says() -> None:
 
 
 @real_data
+def test_the_preset_paper_has_the_papers_items() -> None:
+    """6,000, 300 and 700 of PMNIST, and F-EMNIST-1 at 32x32 pixels with three channels."""
+    config = load_recipe("pmnist", preset="paper").with_values({"tasks": 1})
+    (task,) = find_tasks(config, None).tasks
+    training, held = task.training.split(config.learning.validation_share, torch.Generator())
+    assert (len(training), len(held), len(task.test_y)) == (6000, 300, 700)
+    (task,) = find_tasks(load_recipe("femnist1", preset="paper").with_values({"tasks": 1}), None).tasks
+    assert task.train_x.shape[1:] == (32, 32, 3)
+
+
+@real_data
 def test_real_tasks_that_are_similar_are_found_and_permuted_ones_are_not(tmp_path: Path) -> None:
     """Three samples of F-EMNIST-1, learned for a few epochs, and three permutations of MNIST."""
     quick = {"width": 10, "epochs": 4, "tasks": 3}

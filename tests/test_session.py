@@ -253,6 +253,20 @@ def test_what_a_run_is_built_on_cannot_change(photos: Path, tmp_path: Path, valu
     assert list(run.glob("checkpoint-*"))
 
 
+def test_a_run_keeps_its_preset(tmp_path: Path) -> None:
+    """Going on needs not name it, may name it, and cannot change it; other settings still can."""
+    small = {"backbone": "fcn3", "width": 4, "size": 8, "epochs": 1, "tasks": 2}
+    config, run = load_recipe("digits", preset="paper").with_values(small), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run, session=Session("cpu", report=stop_at(TaskDone)))
+    assert load_run(run).config.preset == "paper"
+    for values in ({"preset": "authors"}, {"preset": None}):
+        with pytest.raises(RunError, match="not the method or the preset"):
+            resume(run, values, session=CPU)
+    stored = resume(run, {"preset": "paper", "learning_rate": 0.02}, session=CPU)
+    assert stored.config == config.with_values({"learning_rate": 0.02}) and len(stored.run.tasks) == 2
+
+
 def test_files_that_only_look_like_ours_are_left_alone(photos: Path, tmp_path: Path) -> None:
     """A directory with somebody's weights in it is not empty."""
     (tmp_path / "run").mkdir()

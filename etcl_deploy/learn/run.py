@@ -49,6 +49,7 @@ class RunSummary:
     seconds: float
     partial: tuple[str, ...]  # data sets that were not complete, in words
     digest: str  # of every bit that was learned
+    preset: str | None = None  # of the settings
 
     def as_json(self) -> dict[str, Any]:
         """The same as one JSON document."""
@@ -80,6 +81,7 @@ class Run:
         return RunSummary(
             method=config.learning.method,
             recipe=config.recipe,
+            preset=config.preset,
             seed=config.learning.seed,
             tasks=self.tasks,
             matrix=self.matrix,

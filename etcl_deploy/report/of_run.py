@@ -35,7 +35,8 @@ def run_page(directory: Path) -> Page:
     return Page(
         title=f"{summary.recipe or directory.name}: {count} task{'s' if count > 1 else ''} "
         f"learned with {summary.method}",
-        lead=f"{stored.config.network.backbone}, density {stored.config.network.density}, seed {summary.seed}",
+        lead=f"{stored.config.network.backbone}, density {stored.config.network.density}, seed {summary.seed}"
+        + (f", preset {summary.preset}" if summary.preset else ""),
         notes=notes,
         facts=_facts(summary, stored),
         sections=[*sections, *_progress(directory), _settings(stored)],

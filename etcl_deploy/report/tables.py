@@ -72,7 +72,7 @@ def facts(**values: str) -> Text:
 
 
 def run_report(summary: RunSummary) -> RenderableType:
-    """The accuracy matrix of a run, ACC, BWT, FWT, the share claimed and the time."""
+    """The accuracy matrix of a run, ACC, BWT, FWT, the share claimed, the time, and the preset if there is one."""
     rows = accuracy_rows(summary)
     if len(rows) <= 8:
         matrix = table("task", *(f">after {number + 1}" for number in range(len(rows))), rows=rows)
@@ -85,6 +85,7 @@ def run_report(summary: RunSummary) -> RenderableType:
         **({} if summary.fwt is None else {"FWT": f"{summary.fwt:+.4f}"}),
         claimed=f"{summary.claimed:.0%} of the backbone",
         time=f"{summary.seconds:.0f} s",
+        **({"preset": summary.preset} if summary.preset else {}),
     )
     parts: list[RenderableType] = [matrix, line]
     short = shortage(summary.claimed)

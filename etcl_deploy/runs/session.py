@@ -127,7 +127,9 @@ def _changed(stored: StoredRun, values: Mapping[str, Any]) -> StoredRun:
     free = {name: getattr(config, name) for name in ("tasks", "checkpoint_seconds", "memory_gb")}
     if replace(old, **free, learning=learning) != config:
         names = "--tasks, checkpoint_seconds, memory_gb"
-        raise RunError(f"of a run that has begun only {names} and how a task is learned can change, not the method")
+        raise RunError(
+            f"of a run that has begun only {names} and how a task is learned can change, not the method or the preset"
+        )
     planned = [name for origin in stored.origins for name, _ in origin.tasks]
     asked = values.get("tasks")
     as_begun = asked == old.tasks and len(stored.origins) == 1  # more than there are is fine, then as now

@@ -39,15 +39,20 @@ def settings_of(pairs: list[str] | None, named: Mapping[str, Any]) -> dict[str, 
 
 
 def config_of(recipe: str | None, data: Path | None, values: Mapping[str, Any]) -> Config:
-    """The settings of a recipe, or the defaults for the user's own data, changed by `values`."""
+    """The settings of a recipe, or the defaults for the user's own data, changed by a preset and by `values`."""
     from etcl_deploy.config import Config
-    from etcl_deploy.settings import load_recipe
+    from etcl_deploy.settings import load_recipe, with_preset
 
     if (recipe is None) == (data is None):
         raise typer.BadParameter("name a recipe, or your own data with --data DIR (not both)")
     if "sequence" in values:  # it is no longer that recipe
         values = {"recipe": None, **values}
-    return (load_recipe(recipe, values.get("method")) if recipe else Config()).with_values(values)
+    preset = values.get("preset")
+    if recipe:
+        config = load_recipe(recipe, values.get("method"), preset)
+    else:
+        config = Config() if preset is None else with_preset(Config(), preset)
+    return config.with_values(values)
 
 
 def show(value: Any, *, as_json: bool, picture: RenderableType) -> None:

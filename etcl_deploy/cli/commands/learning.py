@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Write to RUN/tensorboard, too.")]
 DATA_HELP = "Your own tasks: DIR/<task>/<class>/*.png, DIR/<task>.npz, or a CSV file."
 METHOD_HELP = "etcl, or for comparison wsn, supsup, piggyback, hat, gpm, ewc, naive, one."
+PRESET_HELP = "Every choice by the paper, or as in the authors' script: paper, authors."
 BACKBONE_HELP = "fcn3, lenet5, alexnet, resnet18, or your own network: package.module:function."
 
 
@@ -59,6 +60,7 @@ def train(
     run: Annotated[Path, typer.Option(help="A new directory for the run.")] = ...,  # type: ignore[assignment]
     data: Annotated[Path | None, typer.Option(help=DATA_HELP)] = None,
     method: Annotated[str | None, typer.Option(help=METHOD_HELP)] = None,
+    preset: Annotated[str | None, typer.Option(help=PRESET_HELP)] = None,
     backbone: Annotated[str | None, typer.Option(help=BACKBONE_HELP)] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over each task's data.")] = None,
     density: Annotated[float | None, typer.Option(help="Share of weights a mask keeps.")] = None,
@@ -74,8 +76,8 @@ def train(
     """Learn a sequence of tasks: a recipe, or the folders in --data. Ctrl-C saves; --resume goes on."""
     from etcl_deploy.runs import session as runs
 
-    named = {"method": method, "backbone": backbone, "epochs": epochs, "density": density, "seed": seed, "tasks": tasks}
-    values = settings_of(settings, named)
+    named = {"method": method, "preset": preset, "backbone": backbone, "epochs": epochs, "density": density}
+    values = settings_of(settings, {**named, "seed": seed, "tasks": tasks})
     if resume and (recipe or data):
         raise typer.BadParameter("--resume goes on with the run's own recipe and data: leave them out")
     config = None if resume else config_of(recipe, data, values)
