@@ -11,12 +11,12 @@ import typer
 from conftest import ROOT
 from typer.core import TyperCommand, TyperGroup
 
-from etcl_deploy.cli.commands.learning import BACKBONE_HELP, METHOD_HELP
+from etcl_deploy.cli.commands.learning import BACKBONE_HELP, METHOD_HELP, PRESET_HELP
 from etcl_deploy.cli.main import app
 from etcl_deploy.config import Config
 from etcl_deploy.learn.methods import METHODS
 from etcl_deploy.network.backbones import BACKBONES
-from etcl_deploy.settings import flat
+from etcl_deploy.settings import flat, load_recipe, parse_settings, preset_names, recipe_names, tomllib, with_preset
 
 PAGES = [
     ROOT / "README.md",
@@ -115,7 +115,57 @@ def test_every_link_and_file_is_there(page: Path) -> None:
         assert any(place.exists() for place in places), f"{page.name}: {name}"
 
 
-def test_help_names_every_method_and_network() -> None:
-    """`etcl train --help` lists every method and backbone."""
+def tables_of(page: str, section: str) -> list[list[list[str]]]:
+    """The tables of a section: rows of cells, the line under the head left out."""
+    text = (ROOT / page).read_text("utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    rows = [[[cell.strip() for cell in line.strip("|").split("|")] for line in block] for block in blocks(text)]
+    return [[row for row in table if set(row[0]) != {"-"}] for table in rows]
+
+
+def blocks(text: str) -> list[list[str]]:
+    """Lines of tables that stand together."""
+    return [found.strip().splitlines() for found in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)]
+
+
+def recipe_table(name: str, preset: str) -> dict[str, object]:
+    """What a recipe says of a preset."""
+    recipe = tomllib.loads((ROOT / "etcl_deploy" / "recipes" / f"{name}.toml").read_text("utf-8"))
+    table: dict[str, object] = recipe.get("presets", {}).get(preset, {})
+    return table
+
+
+def test_the_table_of_presets_is_the_code() -> None:
+    """Every setting of a preset for all data has a row, and the row its values."""
+    (head, *rows), _ = tables_of("docs/method.md", "Presets")
+    presets = head[2:]
+    assert sorted(presets) == preset_names()
+    configs = [Config(), *(with_preset(Config(), preset) for preset in presets)]
+    values = [flat(config.as_json()) for config in configs]
+    for name, *cells in rows:
+        assert [cell.strip("`") for cell in cells] == [str(found[name.strip("`")]) for found in values], name
+    said = [row[0].strip("`") for row in rows]
+    folder = ROOT / "etcl_deploy" / "presets"
+    shared = [key for preset in presets for key in tomllib.loads((folder / f"{preset}.toml").read_text("utf-8"))]
+    assert set(said) == set(shared) and len(said) == len(set(said))
+
+
+def test_the_table_of_presets_by_recipe_is_the_code() -> None:
+    """A row has all that the recipe's own tables say, and every recipe that has one has a row."""
+    _, (head, *rows) = tables_of("docs/method.md", "Presets")
+    for name, *cells in rows:
+        numbers = parse_settings(f"{key.strip('`')}={cell}" for key, cell in zip(head[1:-2], cells[:-2], strict=True))
+        also, authors = (parse_settings(re.findall(r"`(\w+=[^`]+)`", cell)) for cell in cells[-2:])
+        for preset, said in (("paper", numbers | also), ("authors", authors)):
+            own = recipe_table(name, preset)
+            assert said == {key: value for key, value in own.items() if key != "sequence"}, (name, preset)
+            assert ("sequence" in own) == (preset == "paper" and "`sequence`" in cells[-2]), name
+        values = flat(load_recipe(name, preset="paper").as_json())
+        assert all(values[key] == value for key, value in (numbers | also).items()), name
+    assert {row[0] for row in rows} == {name for name in recipe_names() if recipe_table(name, "paper")}
+
+
+def test_help_names_every_method_network_and_preset() -> None:
+    """`etcl train --help` lists every method, backbone and preset."""
+    assert set(re.findall(r"\w+", PRESET_HELP)) >= set(preset_names())
     assert set(re.findall(r"\w+", METHOD_HELP)) >= set(METHODS)
     assert set(re.findall(r"\w+", BACKBONE_HELP)) >= set(BACKBONES)
