@@ -95,15 +95,21 @@ class Similarity(ConfigSection):
     """Which earlier tasks count as similar to a new one."""
 
     similar: Literal["measured", "all", "none"] = "measured"  # or take all for similar, or none
-    # What is compared: directions in which features vary (transport between the bases of centred features), the same
-    # without centring, entries of the bases (the paper to the letter), entries of the features (the authors' code),
-    # mean features (the paper's ablation).
-    distance: Literal["centred_transport", "transport", "flat_bases", "flat_features", "euclidean"] = (
-        "centred_transport"
-    )
+    # What is compared: directions in which features vary (transport between the bases of centred features), normalized
+    # by the rank of the features or not; the same without centring; entries of the bases (the paper to the letter);
+    # entries of the features (the authors' code); mean features (the paper's ablation).
+    distance: Literal[
+        "normalized_transport", "centred_transport", "transport", "flat_bases", "flat_features", "euclidean"
+    ] = "normalized_transport"
     # relative: the share of the original distance that learning removed; paper: Eq. SDM, normalized over earlier tasks.
     rule: Literal["relative", "paper"] = "relative"
     margin: ZeroToOne = 0.4  # how large the gap must be (delta of the paper, which the rule `paper` wants near 0)
+    # An uncertain gap is enough if so many of its deviations (bootstrap over items) more would be; 0: not asked.
+    doubt: ZeroOrMore = 2.0
+    # Evidence by labels: an earlier task is similar only if its answers to the new items agree with their labels, at
+    # least by this share of their agreement on its own items (Cohen's kappa); with other classes, only if a start from
+    # it proves better (`probe_epochs`). 0: the gap alone decides (the paper).
+    agreement: ZeroToOne = 0.7
     energy: Share = 0.99  # share of the squared norm of the features that the bases hold
     sample_share: Share = 0.05  # of a task's training items, to compare by; never more than 2,000 items
     sample_items: AtLeastTwo = 300  # but at least so many, if the task has them
@@ -119,19 +125,23 @@ class Transfer(ConfigSection):
     # along the score gradients through both masks (the paper); every_step: a tenth of the negative score gradients
     # through the masks of all similar tasks, at every step (the authors' code; costs a pass for each).
     alignment: Literal["warm_start", "once", "every_step", "off"] = "warm_start"
-    # The similar task to begin with or align to: the most similar (the paper), or the latest, which builds on others.
-    model: Literal["latest", "most_similar"] = "latest"
-    warm_rate: Share = 0.33  # share of the learning rate for a task that starts warm, so that it keeps what it is given
-    # Backwards: heads of similar tasks with equal classes go on learning, outside the space of their own data, and what
-    # does harm is not kept; unchecked: all of it is kept (the paper); off: no head of a finished task ever changes, and
-    # no new one is drawn to them.
-    # in_loop: such heads move at every step, by `pull` alone, outside that space (the paper's Eq. Lsim).
-    backward: Literal["projected", "unchecked", "in_loop", "off"] = "projected"
-    pull: ZeroOrMore = 1.0  # weight of `1 - cos(head, similar head)` in the loss of new and old heads (Eq. Lsim)
-    head_energy: Share = 0.95  # share of its data's squared norm that an old head's protected space holds
-    head_epochs: AtLeastOne = 20  # passes over the new task's features for an old head
-    head_rate: Positive = 0.001  # learning rate of old heads
-    head_agreement: ZeroToOne = 0.9  # an update is kept only if this share of a head's first answers stays the same
+    # The task to begin with or align to: the one whose answers to the new items agree most with their labels, the most
+    # similar (the paper), or the latest similar one.
+    model: Literal["proven", "most_similar", "latest"] = "proven"
+    warm_rate: Share = 1.0  # share of the learning rate for a task that starts warm
+    # A warm start is tried against a cold one for so many epochs, at most a tenth of all (below ten none); what has
+    # learned more goes on. 0: no trial, and a warm start only from a task that is similar without one.
+    probe_epochs: Annotated[int, Limit(lambda v: v >= 0, "0 or more")] = 2
+    # Backwards. replay: when a task is learned, heads of similar tasks with equal classes learn from its items and from
+    # draws from their own inputs, and what does harm is not kept; in_loop: they move at every step, by `pull` alone and
+    # outside the space of their own data (the paper); off: no head of a finished task ever changes, and no new one is
+    # drawn to them.
+    backward: Literal["replay", "in_loop", "off"] = "replay"
+    pull: ZeroOrMore = 1.0  # weight of `1 - cos(head, similar head)` in the loss of new heads (Eq. Lsim)
+    head_epochs: AtLeastOne = 20  # replay: passes over the new task's features for an old head
+    head_rate: Positive = 0.001  # replay: learning rate of old heads
+    head_draws: Positive = 3.0  # replay: draws from an old head's own inputs for each new item
+    head_energy: Share = 0.95  # in_loop: share of its data's squared norm that an old head's protected space holds
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from etcl_deploy.learn.projection import principal
-from etcl_deploy.learn.similarity import DISTANCES, SampleSignature, decide, transport
+from etcl_deploy.learn.similarity import DISTANCES, Comparison, SampleSignature, by_distance, transport
 
 
 def features(seed: int, items: int = 60, size: int = 12) -> Tensor:
@@ -64,24 +64,38 @@ def test_items_that_are_all_alike_have_a_signature() -> None:
         assert distance.between(one, one) == pytest.approx(0, abs=1e-6)
 
 
+def decided(distances: list[float], originals: list[float], rule: str, margin: float) -> list[Comparison]:
+    """Verdicts on tasks a, b, ... whose gaps are certain."""
+    tasks, certain = list("abcd"[: len(distances)]), [0.0] * len(distances)
+    return list(by_distance(tasks, distances, originals, certain, rule, margin, 2.0))
+
+
 def test_the_relative_rule() -> None:
-    """Similar where learning removed at least the margin of the original distance."""
-    close, far, worse, nothing = decide(
-        ["a", "b", "c", "d"], [0.2, 0.8, 1.5, 0.0], [1.0, 1.0, 1.0, 0.0], "relative", 0.5
-    )
-    assert (close.similar, close.gap) == (True, pytest.approx(0.8))
+    """Near where learning removed at least the margin of the original distance."""
+    close, far, worse, nothing = decided([0.2, 0.8, 1.5, 0.0], [1.0, 1.0, 1.0, 0.0], "relative", 0.5)
+    assert (close.near, close.gap) == (True, pytest.approx(0.8))
     assert close.reason == "gap 0.80 >= 0.5"
-    assert (far.similar, far.reason) == (False, "gap 0.20 < 0.5")
-    assert (worse.similar, worse.reason) == (False, "learning brought them no closer")
-    assert nothing.similar, "the same to begin with, and still the same"
+    assert (far.near, far.reason) == (False, "gap 0.20 < 0.5")
+    assert (worse.near, worse.reason) == (False, "learning brought them no closer")
+    assert nothing.near, "the same to begin with, and still the same"
+
+
+@pytest.mark.parametrize(("deviation", "near"), [(0.04, False), (0.06, True)])
+def test_a_gap_that_may_be_enough_is(deviation: float, near: bool) -> None:
+    """The distance only proposes: what is uncertain is left to the labels and to a probe."""
+    (one,) = by_distance(["a"], [0.6], [1.0], [deviation], "relative", 0.5, 2.0)
+    assert (one.near, one.gap) == (near, pytest.approx(0.4))
+    assert one.reason.startswith(f"gap 0.40 ± {deviation}")
+    (further,) = by_distance(["a"], [1.1], [1.0], [10.0], "relative", 0.5, 2.0)
+    assert not further.near, "however uncertain, learning brought them no closer"
 
 
 def test_the_rule_of_the_paper_is_blind_to_a_single_task() -> None:
     """Normalized over one earlier task both distances are 1, so task 2 never has a similar one."""
-    (only,) = decide(["a"], [0.01], [1.0], "paper", 0.0)
-    assert not only.similar
-    one, two = decide(["a", "b"], [0.1, 0.9], [0.5, 0.5], "paper", 0.3)
-    assert (one.similar, two.similar) == (True, False)
+    (only,) = decided([0.01], [1.0], "paper", 0.0)
+    assert not only.near
+    one, two = decided([0.1, 0.9], [0.5, 0.5], "paper", 0.3)
+    assert (one.near, two.near) == (True, False)
     assert one.gap == pytest.approx(0.4)
 
 

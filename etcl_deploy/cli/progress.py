@@ -19,9 +19,11 @@ from rich.progress import (
 from rich.text import Text
 
 from etcl_deploy.learn.events import (
+    AccuracyFell,
     Compared,
     EpochDone,
     Event,
+    ProbeStepDone,
     Resumed,
     SettingsChanged,
     StepDone,
@@ -71,6 +73,13 @@ class TrainingProgress:
             similar = [comparison.task for comparison in event.comparisons if comparison.similar]
             names = ", ".join(similar) if len(similar) <= 3 else f"{len(similar)} earlier tasks"
             self.similar = f"  similar to {names}" if similar else ""
+        elif isinstance(event, AccuracyFell):
+            change = f"from {event.before:.1f} to {event.after:.1f} %"
+            self.note(f"{event.earlier} fell {change} on its test items when {event.task} was learned")
+        elif isinstance(event, ProbeStepDone):
+            done = event.epoch - 1 + event.step / event.steps
+            start = f"as {event.start}" if event.start else "from nothing"
+            self.bars.update(self.epochs, total=event.epochs, completed=done, note=f"a probe: beginning {start}")
         elif isinstance(event, StepDone):
             done = event.epoch - 1 + event.step / event.steps
             self.bars.update(self.epochs, total=event.epochs, completed=done)

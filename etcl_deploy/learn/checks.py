@@ -53,7 +53,7 @@ def warnings_for(method: Method, training: Items, validation: Items) -> list[str
         warnings.append(short)
     if not len(validation) and (options.patience or options.keep == "best"):
         warnings.append("no items are held back for validation: patience and keep = best have nothing to go by")
-    if not len(validation) and method.improves_heads and options.transfer.backward == "projected":
+    if not len(validation) and method.improves_heads and options.transfer.backward == "replay":
         warnings.append("no items are held back for validation to check old heads by: none is improved")
     return warnings
 

@@ -52,6 +52,18 @@ class Warned:
 
 
 @dataclass(frozen=True)
+class ProbeStepDone:
+    """One step of a probe of a start: an earlier task, or nothing. Of a probe no checkpoint can be taken."""
+
+    task: str
+    start: str | None
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True)
 class StepDone:
     """One step of the optimizer, counted from 1; `checkpoint` gives everything needed to go on from here."""
 
@@ -82,5 +94,26 @@ class TaskDone:
     run: Run
 
 
-Event = TaskStarted | Resumed | SettingsChanged | Compared | Warned | StepDone | EpochDone | TaskDone
+@dataclass(frozen=True)
+class AccuracyFell:
+    """Learning a task has lowered the accuracy of an earlier one on its test items; in percent."""
+
+    task: str
+    earlier: str
+    before: float
+    after: float
+
+
+Event = (
+    TaskStarted
+    | Resumed
+    | SettingsChanged
+    | Compared
+    | Warned
+    | ProbeStepDone
+    | StepDone
+    | EpochDone
+    | TaskDone
+    | AccuracyFell
+)
 Report = Callable[[Event], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 
 # Row t holds the test accuracy, in percent, of tasks 0..t after task t was learned; None where it is not known.
@@ -51,3 +51,10 @@ def _mean(values: Iterable[float | None]) -> float | None:
     given = list(values)
     known = [value for value in given if value is not None]
     return fmean(known) if known and len(known) == len(given) else None
+
+
+def falls(tasks: Sequence[str], matrix: Matrix) -> Iterator[tuple[str, float, float]]:
+    """The earlier tasks whose accuracy the last one lowered, with the accuracies before and after."""
+    for name, before, after in zip(tasks, *matrix[-2:], strict=False) if len(matrix) > 1 else ():
+        if before is not None and after is not None and after < before:
+            yield name, before, after

@@ -6,55 +6,40 @@ A finished task's sub-network never changes again, so what was once measured thr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from etcl_deploy.config import Similarity
-from etcl_deploy.core.task import Images, Items, load
-from etcl_deploy.learn.projection import principal
-from etcl_deploy.learn.similarity import DISTANCES, Comparison, SampleSignature, decide
+from etcl_deploy.core.task import Items, load
+from etcl_deploy.learn.evidence import evidence
+from etcl_deploy.learn.head_inputs import HeadInputs, logits
+from etcl_deploy.learn.similarity import DISTANCES, Comparison, SampleSignature, by_distance, relative_gaps
 from etcl_deploy.network.masked_network import MaskedNetwork
 
 MAX_SAMPLE = 2000  # items of a sample: more would tell nothing new
-FEATURE_BYTES = 1 << 28  # what the features of a task's items may take
-
-
-@dataclass(frozen=True)
-class HeadInputs:
-    """The distribution of a head's inputs over its own task's data: one Gaussian a class, all of one shape."""
-
-    means: Tensor  # [classes, features]
-    counts: Tensor  # [classes], how many items each had
-    spread: Tensor  # [k, features]: a draw is its class's mean plus standard normal numbers times these rows,
-    rest: Tensor  # [1]: and times this in every direction
-    space: Tensor  # [k, features], orthonormal: the directions that hold nearly all of it
-
-    def draw(self, each: int, generator: torch.Generator) -> Tensor:
-        """`each` inputs of every class that had items."""
-        classes = self.counts.nonzero()[:, 0].repeat_interleave(each)
-        along = torch.randn(len(classes), len(self.spread), generator=generator).to(self.spread.device)
-        around = torch.randn(len(classes), self.means.shape[1], generator=generator).to(self.spread.device)
-        return self.means[classes] + along @ self.spread + around * self.rest
+RESAMPLES = 10  # of a sample, to find how uncertain a gap is
+KNOWS = 0.5  # agreement of a task with its own labels from which on its answers can contradict others
+LEAST = 0.1  # agreement below which nothing is agreed, however little a task knows of its own items
 
 
 @dataclass(frozen=True)
 class TaskSignature:
-    """One task's part in later comparisons: two signatures of its sample, and its head's inputs."""
+    """One task's part in later comparisons: two signatures of a sample, its head's inputs, and how well it answers."""
 
     original: SampleSignature  # of a sample of it, in a network that never learned
     learned: SampleSignature  # of the same sample, in its own sub-network
     inputs: HeadInputs
+    agreement: Tensor  # [1], of its answers with the labels of its own validation items (kappa); nan without any
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it as named tensors."""
-        return {
-            f"{part.name}/{piece.name}": getattr(getattr(self, part.name), piece.name)
-            for part in fields(self)
-            for piece in fields(getattr(self, part.name))
-        }
+        parts = {name: getattr(self, name) for name in ("original", "learned", "inputs")}
+        pieces = {f"{name}/{p.name}": getattr(part, p.name) for name, part in parts.items() for p in fields(part)}
+        return {**pieces, "agreement": self.agreement}
 
     @classmethod
     def of(cls, memory: Mapping[str, Tensor]) -> TaskSignature:
@@ -64,13 +49,14 @@ class TaskSignature:
             SampleSignature(*(memory[f"{part}/{piece.name}"].cpu() for piece in fields(SampleSignature)))
             for part in ("original", "learned")
         )
-        return cls(original, learned, HeadInputs(*(memory[f"inputs/{piece.name}"] for piece in fields(HeadInputs))))
+        return cls(original, learned, HeadInputs.of(memory), memory["agreement"])
 
 
-def sample(images: Images, settings: Similarity, generator: torch.Generator) -> Tensor:
-    """A random sample of a task's items, by which it is compared with others."""
-    wanted = max(settings.sample_items, math.ceil(settings.sample_share * len(images)))
-    return load(images, torch.randperm(len(images), generator=generator)[: min(wanted, MAX_SAMPLE)])
+def sample(items: Items, settings: Similarity, generator: torch.Generator) -> Items:
+    """A random sample of a task's items, in memory, by which it is compared with others."""
+    wanted = min(MAX_SAMPLE, max(settings.sample_items, math.ceil(settings.sample_share * len(items))))
+    chosen = items[torch.randperm(len(items), generator=generator)[:wanted].to(items.labels.device)]
+    return replace(chosen, images=load(chosen.images))
 
 
 class Comparer:
@@ -85,33 +71,89 @@ class Comparer:
         self.untrained = untrained.to(network.device)
         self.untrained.begin("", (), generator)
 
-    @torch.no_grad()
-    def original(self, items: Tensor) -> SampleSignature:
+    def original(self, items: Items) -> SampleSignature:
         """The signature of a sample before anything is learned."""
-        self.untrained.eval()
-        self.untrained.norms.train()  # the sample's own statistics: this network has no others
-        features = self.untrained.features(items.to(self.network.device))
-        return self.distance.describe(features.cpu(), self.settings.energy)
+        return self._describe(self._untrained_features(items))
 
-    def learned(self, items: Tensor, name: str) -> SampleSignature:
+    def learned(self, items: Items, name: str) -> SampleSignature:
         """The signature of a sample in the sub-network of a finished task."""
-        return self.distance.describe(self.network.embed(items, name).cpu(), self.settings.energy)
+        return self._describe(self.network.embed(items.images, name).cpu())
 
-    def compare(self, items: Tensor, signatures: Mapping[str, TaskSignature]) -> tuple[Comparison, ...]:
+    def compare(
+        self, items: Items, classes: tuple[str, ...], signatures: Mapping[str, TaskSignature]
+    ) -> tuple[Comparison, ...]:
         """A new task's sample held against finished tasks, at most `candidates` of them (Eq. eq-dis, SDM)."""
         if self.settings.similar == "none" or not signatures:
             return ()
-        original = self.original(items)
-        between = self.distance.between
+        untrained = self._untrained_features(items)
+        original = self._describe(untrained)
         signatures = self._nearest(original, signatures)
-        originals = [between(signature.original, original) for signature in signatures.values()]
-        distances = [between(signature.learned, self.learned(items, name)) for name, signature in signatures.items()]
-        verdicts = decide(list(signatures), distances, originals, self.settings.rule, self.settings.margin)
+        resamples = self._resamples(len(items))
+        redrawn = [self._describe(untrained[chosen]) for chosen in resamples]
+        distances, originals, deviations = [], [], []
+        features = {name: self.network.embed(items.images, name) for name in signatures}
+        for name, signature in signatures.items():
+            learned = features[name].cpu()
+            distances.append(self.distance.between(signature.learned, self._describe(learned)))
+            originals.append(self.distance.between(signature.original, original))
+            again = [self._describe(learned[chosen]) for chosen in resamples]
+            deviations.append(self._deviation(signature, again, redrawn))
+        rule, margin, doubt = self.settings.rule, self.settings.margin, self.settings.doubt
+        return tuple(
+            self._verdict(comparison, signatures[comparison.task], features[comparison.task], items.labels, classes)
+            for comparison in by_distance(list(signatures), distances, originals, deviations, rule, margin, doubt)
+        )
+
+    def _verdict(
+        self,
+        comparison: Comparison,
+        signature: TaskSignature,
+        features: Tensor,
+        labels: Tensor,
+        classes: tuple[str, ...],
+    ) -> Comparison:
+        """The verdict once the earlier task's answers to the new items are held against their labels."""
+        state = self.network.finished[comparison.task]
+        own = float(signature.agreement.nan_to_num(1.0))
+        if state.classes == classes:
+            found = evidence(logits(state.head, features).argmax(1), labels.to(features.device), len(classes))
+            told = found.contradicted if own >= KNOWS else {}
+            names = {classes[number]: classes[other] for number, other in told.items()}
+            comparison = replace(comparison, agreement=found.kappa, contradicted=names)
         if self.settings.similar == "all":
-            return tuple(
-                replace(verdict, similar=True, reason="all tasks are taken for similar") for verdict in verdicts
-            )
-        return verdicts
+            return replace(comparison, similar=True, reason="all tasks are taken for similar")
+        if not comparison.near or not self.settings.agreement:
+            return comparison
+        if comparison.agreement is None:
+            return replace(comparison, similar=False, reason=f"{comparison.reason}, but other classes")
+        similar = comparison.agreement >= max(self.settings.agreement * own, LEAST)
+        told = f"answers agree with the new labels by {comparison.agreement:.2f}, with its own by {own:.2f}"
+        return replace(comparison, similar=similar, reason=f"{comparison.reason}; {told}")
+
+    @torch.no_grad()
+    def _untrained_features(self, items: Items) -> Tensor:
+        self.untrained.eval()
+        self.untrained.norms.train()  # the sample's own statistics: this network has no others
+        return self.untrained.features(torch.as_tensor(items.images).to(self.network.device)).cpu()
+
+    def _describe(self, features: Tensor) -> SampleSignature:
+        return self.distance.describe(features, self.settings.energy)
+
+    def _resamples(self, count: int) -> list[Tensor]:
+        """Samples of a sample of `count` items, with replacement; none where nobody asks how uncertain a gap is."""
+        generator = torch.Generator().manual_seed(0)
+        wanted = RESAMPLES if self.settings.doubt else 0
+        return [torch.randint(count, (count,), generator=generator) for _ in range(wanted)]
+
+    def _deviation(
+        self, signature: TaskSignature, learned: Sequence[SampleSignature], untrained: Sequence[SampleSignature]
+    ) -> float:
+        """The deviation of a gap over samples of the sample."""
+        if not learned:
+            return 0.0
+        distances = [self.distance.between(signature.learned, again) for again in learned]
+        originals = [self.distance.between(signature.original, again) for again in untrained]
+        return float(np.std(relative_gaps(distances, originals), ddof=1))
 
     def _nearest(
         self, original: SampleSignature, signatures: Mapping[str, TaskSignature]
@@ -126,32 +168,3 @@ class Comparer:
         nearest = sorted(signatures, key=lambda name: self.distance.roughly(signatures[name].original, original))
         chosen = set(nearest[: self.settings.candidates])
         return {name: signature for name, signature in signatures.items() if name in chosen}
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Inputs of a head, `[items, features]`, and their labels."""
-
-    features: Tensor
-    labels: Tensor
-
-
-def seen_by_head(network: MaskedNetwork, items: Items, name: str) -> Seen:
-    """The inputs of a finished task's head for items; of very many, the first ones (a split has shuffled them)."""
-    items = items.at_most(FEATURE_BYTES // (4 * network.plan.features))
-    return Seen(network.embed(items.images, name), items.labels.to(network.device))
-
-
-def describe_inputs(seen: Seen, classes: int, energy: float) -> HeadInputs:
-    """The distribution of a task's head inputs, from its training items."""
-    features, labels = seen.features, seen.labels
-    counts = torch.bincount(labels, minlength=classes)
-    sums = torch.zeros(classes, features.shape[1], device=features.device).index_add_(0, labels, features)
-    means = sums / counts.clamp_min(1).unsqueeze(1)
-    within = features - means[labels]
-    freedom = max(1, len(features) - int((counts > 0).sum()))
-    directions, shares = principal(within, 0.99)
-    variance = within.square().sum() / freedom
-    spread = directions * (shares * variance).sqrt().unsqueeze(1)
-    rest = ((1 - shares.sum()).clamp_min(0) * variance / features.shape[1]).sqrt().view(1)
-    return HeadInputs(means, counts, spread, rest, principal(features, energy)[0])

@@ -7,8 +7,9 @@ Of each sample only a `SampleSignature` of its features is kept, never an item.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, lgamma, pi, sqrt
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from etcl_deploy.learn.projection import principal
 
 SAME = 1e-6  # a distance below which two samples are the same
+NARROW = 0.05  # the least cost of random directions that is divided by; of samples in one dimension it is 0
 QUANTILES = 1024  # points that stand for a one-dimensional distribution
 
 
@@ -51,8 +53,13 @@ class Comparison:
     distance: float  # in the earlier task's sub-network
     original: float  # in the network that never learned
     gap: float  # what the rule compares with the margin
+    deviation: float  # of the gap, by bootstrap over items; 0 where nobody asked
+    near: bool  # by distances alone
     similar: bool
     reason: str
+    agreement: float | None = None  # of the earlier task's answers with the new labels (kappa); None: other classes
+    contradicted: Mapping[str, str] = field(default_factory=dict)  # new classes it clearly takes for another: that one
+    started: bool = False  # the new task began as this one
 
 
 def bases(features: Tensor, energy: float) -> SampleSignature:
@@ -97,6 +104,21 @@ def transport(a: SampleSignature, b: SampleSignature) -> float:
     return float(ot.emd2(left.numpy(), right.numpy(), cost.numpy()))
 
 
+def normalized_transport(a: SampleSignature, b: SampleSignature) -> float:
+    """The same, as a multiple of what two random directions of the space that both samples fill would cost.
+
+    Features of a task that is small or badly learned fill few dimensions, in which everything looks near.
+    """
+    overlap = float(a.weights @ (a.points @ b.points.T).square() @ b.weights)
+    rank = 4 / (float(a.weights.square().sum() + b.weights.square().sum()) + 2 * overlap)
+    return transport(a, b) / max(NARROW, 1 - _mean_cosine(rank))
+
+
+def _mean_cosine(rank: float) -> float:
+    """The mean of |cos| between random directions in `rank` dimensions."""
+    return exp(lgamma(rank / 2) - lgamma((rank + 1) / 2)) / sqrt(pi)
+
+
 def apart(a: SampleSignature, b: SampleSignature) -> float:
     """One minus the cosine of the angle between the covariances that two sets of weighted directions stand for."""
     overlap = a.weights @ (a.points @ b.points.T).square() @ b.weights
@@ -117,6 +139,7 @@ def euclidean(a: SampleSignature, b: SampleSignature) -> float:
 
 
 DISTANCES: dict[str, Distance] = {
+    "normalized_transport": Distance(centred_bases, normalized_transport, apart),
     "centred_transport": Distance(centred_bases, transport, apart),
     "transport": Distance(bases, transport, apart),
     "flat_bases": Distance(flat_bases, along_the_line, along_the_line),
@@ -144,19 +167,22 @@ def normalized_gaps(distances: Sequence[float], originals: Sequence[float]) -> l
 RULES: dict[str, Rule] = {"relative": relative_gaps, "paper": normalized_gaps}
 
 
-def decide(
-    tasks: Sequence[str], distances: Sequence[float], originals: Sequence[float], rule: str, margin: float
+def by_distance(
+    tasks: Sequence[str],
+    distances: Sequence[float],
+    originals: Sequence[float],
+    deviations: Sequence[float],
+    rule: str,
+    margin: float,
+    doubt: float,
 ) -> tuple[Comparison, ...]:
-    """A verdict on every earlier task (Eq. SDM)."""
-    return tuple(
-        Comparison(task, distance, original, gap, gap > 0 and gap >= margin, _reason(gap, margin))
-        for task, distance, original, gap in zip(
-            tasks, distances, originals, RULES[rule](distances, originals), strict=True
-        )
-    )
-
-
-def _reason(gap: float, margin: float) -> str:
-    if gap <= 0:
-        return "learning brought them no closer"
-    return f"gap {gap:.2f} {'>=' if gap >= margin else '<'} {margin:g}"
+    """A verdict on every earlier task by distances alone (Eq. SDM), a gap being larger by `doubt` of its deviations."""
+    made = []
+    gaps = RULES[rule](distances, originals)
+    for task, distance, original, gap, deviation in zip(tasks, distances, originals, gaps, deviations, strict=True):
+        near = gap > 0 and gap + doubt * deviation >= margin
+        reason = f"gap {gap:.2f}{f' ± {deviation:.2f}' if deviation else ''} {'>=' if near else '<'} {margin:g}"
+        if gap <= 0:
+            reason = "learning brought them no closer"
+        made.append(Comparison(task, distance, original, gap, deviation, near, near, reason))
+    return tuple(made)

@@ -18,9 +18,11 @@ class HeadChange:
     task: str
     kept: float  # the share of the update that was kept; 0: the head is as it was
     moved: float  # length of the change over length of the head
-    before: float | None  # validation accuracy of the new task's items through the old task, in percent
+    before: float | None  # accuracy on the new task's validation items through the old task, in percent
     after: float | None
-    agreement: float  # share of the old head's own answers it still gives, on draws from its inputs, in percent
+    own_before: float | None  # and on its own validation items, where they were at hand
+    own_after: float | None
+    worst: float  # the change of the class that lost most, on draws from its own inputs, in points
 
 
 @dataclass(frozen=True)

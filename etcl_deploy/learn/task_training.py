@@ -37,6 +37,11 @@ class Checkpoint:
         """The time it took so far."""
         return self.numbers.get("seconds") or 0.0
 
+    @property
+    def probed(self) -> list[float]:
+        """The validation accuracy of every start that was probed, in percent."""
+        return [value or 0.0 for key, value in self.numbers.items() if key.startswith("probed/")]
+
 
 class Shares(NamedTuple):
     """The share of the learning rate for each part: less where a part starts from what another task has learned."""
@@ -78,6 +83,7 @@ class TaskTraining:
         self.best_tensors: dict[str, Tensor] = {}
         self.began = time.monotonic()
         self.group = group
+        self.probed: Sequence[float] = ()  # the validation accuracy of every start that was probed
         self._seed(0)
         self._left_off: tuple[Tensor, ...] = ()  # states of the random numbers to go on with
 
@@ -144,6 +150,7 @@ class TaskTraining:
         """A checkpoint of this step."""
         numbers = {"epoch": self.epoch, "step": self.step, "best": self.best, "waited": self.waited}
         numbers["seconds"] = time.monotonic() - self.began
+        numbers |= {f"probed/{index}": value for index, value in enumerate(self.probed)}
         tensors = {f"network/{k}": v for k, v in self._learned().items()}
         tensors |= {f"best/{k}": v for k, v in self.best_tensors.items()}
         tensors |= {"loss": self.loss}
@@ -162,6 +169,7 @@ class TaskTraining:
         numbers, tensors = checkpoint.numbers, checkpoint.tensors
         self.epoch, self.step, self.waited = (int(numbers[k] or 0) for k in ("epoch", "step", "waited"))
         self.best = numbers["best"]
+        self.probed = checkpoint.probed
         self.began -= checkpoint.seconds
         for name, tensor in self._learned().items():
             tensor.copy_(tensors[f"network/{name}"])

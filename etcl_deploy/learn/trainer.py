@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -18,9 +19,19 @@ from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Images, Items, Task, percent_right
 from etcl_deploy.learn.augment import moved
 from etcl_deploy.learn.checks import check_finite, check_tasks, diverged, fingerprint, warnings_for
-from etcl_deploy.learn.events import EpochDone, Report, StepDone, TaskDone, TaskStarted, Warned
+from etcl_deploy.learn.events import (
+    AccuracyFell,
+    EpochDone,
+    Event,
+    ProbeStepDone,
+    Report,
+    StepDone,
+    TaskDone,
+    TaskStarted,
+    Warned,
+)
 from etcl_deploy.learn.methods import METHODS, Method, TaskContext
-from etcl_deploy.learn.metrics import AccuracyRow
+from etcl_deploy.learn.metrics import AccuracyRow, falls
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task_record import TaskRecord
 from etcl_deploy.learn.task_training import Checkpoint, TaskTraining, seeded
@@ -47,16 +58,18 @@ def learn_sequence(
     check_tasks(network, tasks, options)
     run = before or Run(network)
     known = {task.name: task for task in earlier}
+    held = {task.name: _held_back(task, run.tasks.index(task.name) + 1, options) for task in earlier}
     method = METHODS[options.method](network, options)
     method.memory = run.memory
     total = len(run.tasks) + len(tasks)
     for task in tasks:
         started = time.monotonic() - (checkpoint.seconds if checkpoint else 0)
         report(TaskStarted(task.name, len(run.tasks) + 1, total))
-        learned = learn_task(method, task, run.records, report, checkpoint, distributed)
+        learned = learn_task(method, task, run.records, report, checkpoint, distributed, held)
         if distributed.size > 1:
             distributed.same(fingerprint(network, task.name), f"what was learned of task {task.name!r}")
         known[task.name] = task
+        held[task.name] = _held_back(task, len(run.tasks) + 1, options)
         run = replace(
             run,
             records={**run.records, task.name: learned},
@@ -65,6 +78,8 @@ def learn_sequence(
             seconds=run.seconds + time.monotonic() - started,
         )
         report(TaskDone(task.name, run))
+        for fall in () if method.forgets else falls(run.tasks, run.matrix):
+            report(AccuracyFell(task.name, *fall))
         checkpoint = None
     return run
 
@@ -76,8 +91,9 @@ def learn_task(
     report: Report,
     checkpoint: Checkpoint | None = None,
     distributed: Distributed = ALONE,
+    held: Mapping[str, Items] = MappingProxyType({}),
 ) -> TaskRecord:
-    """Learn one task and fix it for ever."""
+    """Learn one task and fix it for ever; `held` are validation items of earlier ones."""
     network, options = method.network, method.options
     generator = seeded(options.seed, len(network.finished) + 1, 0)
     training, validation = (
@@ -85,19 +101,89 @@ def learn_task(
     )
     for warning in warnings_for(method, training, validation):
         report(Warned(task.name, warning))
-    context = TaskContext(task, training, validation, past, generator, report, distributed)
-    progress = method.begin(context)
-    network.train()
-    if checkpoint:
-        progress.restore(checkpoint)
-    else:
-        method.first_step(progress, training)
+    context = TaskContext(task, training, validation, past, generator, report, distributed, held)
+    progress = _begin(method, context, checkpoint)
     while not progress.is_over:
         _learn_epoch(method, progress, training, validation, report)
     progress.use_best()
     method.before_batch(1.0)
     check_finite(network, training, options, task)
     return method.finish(context)
+
+
+def _held_back(task: Task, position: int, options: Learning) -> Items:
+    """The validation items of the task that was learned at a position, from 1."""
+    return task.training.split(options.validation_share, seeded(options.seed, position, 0))[1]
+
+
+def _begin(method: Method, context: TaskContext, checkpoint: Checkpoint | None) -> TaskTraining:
+    """Begin a task from the start that learns most, or take it up where it was left."""
+    starts = method.starts(context)
+    random_state = context.generator.get_state()  # whatever was probed, the task goes on with the same random numbers
+
+    def begin(start: str | None) -> TaskTraining:
+        context.generator.set_state(random_state)
+        progress = method.begin(replace(context, start=start))
+        method.network.train()
+        return progress
+
+    if checkpoint:
+        progress = begin(method.choose_start(context, starts, checkpoint.probed))
+        progress.restore(checkpoint)
+        return progress
+    if len(starts) == 1:
+        progress = begin(method.choose_start(context, starts, ()))
+        method.first_step(progress, context.training)
+        return progress
+    untouched = {key: value.clone() for key, value in method.network.shared_tensors().items()}
+    probes = []
+    for start in starts:
+        for key, value in method.network.shared_tensors().items():
+            value.copy_(untouched[key])
+        probes.append(_probe(method, replace(context, start=start), begin(start)))
+    probed = [probe.accuracy for probe in probes]
+    start = method.choose_start(context, starts, probed)
+    progress, best = begin(start), probes[starts.index(start)]
+    progress.restore(best.checkpoint)  # its epochs are not learned again
+    progress.probed = probed
+    for event in best.epochs:
+        context.report(event)
+    return progress
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A start that was probed: how far it came, and how well it did."""
+
+    checkpoint: Checkpoint
+    accuracy: float
+    epochs: Sequence[EpochDone]
+
+
+def _probe(method: Method, context: TaskContext, progress: TaskTraining) -> _Probe:
+    """Learn a task for a few epochs from `context.start`. Its checkpoint has the normalization that is learned with."""
+    epochs: list[EpochDone] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, EpochDone):
+            epochs.append(event)
+        elif isinstance(event, StepDone):
+            place = (event.epoch, method.probe_epochs, event.step, event.steps)
+            context.report(ProbeStepDone(event.task, context.start, *place))
+
+    method.first_step(progress, context.training)
+    for _ in range(method.probe_epochs):
+        _learn_epoch(method, progress, context.training, context.validation, hear)
+    checkpoint = progress.checkpoint()
+    method.before_batch(1.0)
+    _estimate_norms(method.network, context.training)
+    return _Probe(checkpoint, accuracy(method.network, context.validation), epochs)
+
+
+def _estimate_norms(network: MaskedNetwork, training: Items) -> None:
+    """Set the normalization to what the training items have under the mask at hand."""
+    seen = training.read(training.batches(EVALUATION_BATCH), network.device)
+    network.estimate_norms(images for images, _ in seen)
 
 
 def _learn_epoch(method: Method, progress: TaskTraining, training: Items, validation: Items, report: Report) -> None:
@@ -115,8 +201,7 @@ def _learn_epoch(method: Method, progress: TaskTraining, training: Items, valida
         raise diverged(progress.task, options, f"its loss is {mean} after epoch {progress.epoch + 1}")
     method.before_batch(1.0)
     if options.patience or options.keep == "best":  # much hangs on this accuracy: no running mean will do
-        seen = training.read(training.batches(EVALUATION_BATCH), network.device)
-        network.estimate_norms(images for images, _ in seen)
+        _estimate_norms(network, training)
     held = accuracy(network, validation) if len(validation) else None
     progress.end_epoch(held)
     report(EpochDone(progress.task, progress.epoch, options.epochs, mean, held))

@@ -78,11 +78,12 @@ class MaskedNetwork(nn.Module):
         density: float | None = None,
         fresh_scores: bool = False,
         start: TaskState | None = None,
+        with_head: bool = False,
     ) -> None:
         """Begin a task: masks follow the scores, normalization and head are new, claimed weights are frozen.
 
         `density` is the share of each layer's weights it uses, if not the network's own. With `start` it begins as that
-        finished task: its mask, its normalization and, for equal classes, its head.
+        finished task: its mask, its normalization and, if its classes mean the same (`with_head`), its head.
         """
         if name in self.finished:
             raise ValueError(f"task {name!r} is already learned")
@@ -96,15 +97,19 @@ class MaskedNetwork(nn.Module):
         for step, norm in self.norm_layers.items():
             norm.bind(start.norms[step] if start else None, trainable=True)
         head = self._fresh_head(len(classes), generator)
-        if start and start.classes == classes:
+        if start and with_head:
             head = {key: value.clone() for key, value in start.head.items()}
         self._bind_head(head, trainable=True)
         self._learning = (name, classes)
 
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Weights and scores, which all tasks share, by name."""
+        tensors = {f"{s}/weight": layer.weight.data for s, layer in self.masked_layers.items()}
+        return tensors | {f"{s}/scores": layer.scores.data for s, layer in self.masked_layers.items()}
+
     def learning_tensors(self) -> dict[str, Tensor]:
         """The tensors that change while a task is learned, by name: weights, scores, normalization, head."""
-        tensors = {f"{s}/weight": layer.weight.data for s, layer in self.masked_layers.items()}
-        tensors |= {f"{s}/scores": layer.scores.data for s, layer in self.masked_layers.items()}
+        tensors = self.shared_tensors()
         for step, norm in self.norm_layers.items():
             tensors |= {f"{step}/{key}": getattr(norm, key).data for key in ("gamma", "beta", "mean", "var")}
         return tensors | {f"head/{key}": value.data for key, value in self.head.items()}

@@ -161,12 +161,14 @@ def transfer_report(summary: RunSummary) -> RenderableType:
             verdict = Text("yes", GOOD) if row.similar else Text("no", QUIET)
             distances = (f"{row.distance:.3f}", f"{row.original:.3f}")
             compared.add_row("" if number else name, row.task, *distances, verdict, row.reason)
-    columns = ("by task", "head of", ">kept", ">moved", ">items before", ">after", ">own answers")
+    columns = ("by task", "head of", ">kept", ">moved", ">new items", ">after", ">own items", ">after", ">worst class")
     heads = table(*columns, title="Heads improved")
     for name, changes in summary.heads.items():
         for number, change in enumerate(changes):
-            accuracies = (percent(change.before), percent(change.after), percent(change.agreement))
-            heads.add_row("" if number else name, change.task, f"{change.kept:.0%}", f"{change.moved:.3f}", *accuracies)
+            accuracies = map(percent, (change.before, change.after, change.own_before, change.own_after))
+            moved = f"{change.moved:.3f}"
+            worst = f"{change.worst:+.1f}"
+            heads.add_row("" if number else name, change.task, f"{change.kept:.0%}", moved, *accuracies, worst)
     return Group(*(made for made in (compared, heads) if made.row_count))
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from etcl_deploy.errors import ConfigError
-from etcl_deploy.learn.events import EpochDone, Event, Report, StepDone, TaskDone
+from etcl_deploy.learn.events import EpochDone, Event, ProbeStepDone, Report, StepDone, TaskDone
 
 EVENTS, EPOCHS = "events.jsonl", "epochs.csv"
 COLUMNS = ("task", "epoch", "loss", "validation")
@@ -30,7 +30,7 @@ def write_logs(directory: Path) -> Report:
     """Writes every event but single steps to the logs in a directory."""
 
     def write(event: Event) -> None:
-        if isinstance(event, StepDone):
+        if isinstance(event, StepDone | ProbeStepDone):
             return
         _append(directory / EVENTS, json.dumps(_as_json(event), allow_nan=False) + "\n")
         if isinstance(event, EpochDone):

@@ -17,7 +17,7 @@ from etcl_deploy.core.atomic import locked
 from etcl_deploy.core.task import Task
 from etcl_deploy.errors import RunError
 from etcl_deploy.learn.checks import check_tasks
-from etcl_deploy.learn.events import Event, Report, Resumed, SettingsChanged, StepDone, TaskDone
+from etcl_deploy.learn.events import Event, ProbeStepDone, Report, Resumed, SettingsChanged, StepDone, TaskDone
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task_training import Checkpoint
 from etcl_deploy.learn.trainer import learn_sequence
@@ -150,7 +150,7 @@ def _learn_waiting(
     with _polite_stop(session.note) as stop_wanted:
 
         def write_and_report(event: Event) -> None:
-            stop = isinstance(event, StepDone) and group.any(wanted=stop_wanted())
+            stop = isinstance(event, StepDone | ProbeStepDone) and group.any(wanted=stop_wanted())
             if writer:
                 writer.write(event, stop=stop)
             if stop:

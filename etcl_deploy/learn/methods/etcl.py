@@ -8,22 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import sqrt
 
 import torch
 from torch import Tensor
 
 from etcl_deploy.config import Learning
-from etcl_deploy.core.task import Items, Task
-from etcl_deploy.learn.events import Compared
+from etcl_deploy.core.task import Items
+from etcl_deploy.learn.backward import improve_head, lesson_for, take_head
+from etcl_deploy.learn.events import Compared, Warned
+from etcl_deploy.learn.evidence import evidence
+from etcl_deploy.learn.forward import align, guide, pull, pull_target
+from etcl_deploy.learn.head_inputs import describe_inputs, logits, seen_by_head
 from etcl_deploy.learn.methods.method import Method, TaskContext
-from etcl_deploy.learn.signature import Comparer, TaskSignature, describe_inputs, sample, seen_by_head
+from etcl_deploy.learn.projection import outside
+from etcl_deploy.learn.signature import Comparer, TaskSignature, sample
 from etcl_deploy.learn.similarity import Comparison
 from etcl_deploy.learn.task_record import HeadChange, TaskRecord, most_similar_first
 from etcl_deploy.learn.task_training import FULL, Shares, TaskTraining
-from etcl_deploy.learn.transfer import align, guide, improve_heads, pull, pull_target
 from etcl_deploy.network.distributed import Batch
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.state import TaskState
+
+CLEARLY = 2.0  # deviations by which a start from a task that is not similar must be better than one from nothing
 
 
 class Etcl(Method):
@@ -35,92 +42,166 @@ class Etcl(Method):
 
     def __init__(self, network: MaskedNetwork, options: Learning) -> None:
         super().__init__(network, options)
-        self.improves_heads = options.similarity.similar != "none"
+        self.improves_heads = options.similarity.similar != "none" and options.transfer.backward != "off"
+        self.probe_epochs = min(options.transfer.probe_epochs, options.epochs // 10)
         self.comparer = Comparer(network, options.similarity)
-        self._items = torch.empty(0)
-        self._comparisons: tuple[Comparison, ...] = ()
-        self._similar: Sequence[TaskState] = ()
-        self._kin: Sequence[TaskState] = ()
-        self._target: Tensor | None = None
+        self._items = Items(torch.empty(0), torch.empty(0))
+        self._comparisons: dict[str, Comparison] = {}
+        self._target: Tensor | None = None  # the direction the new head is drawn to
+        self._signatures: dict[str, TaskSignature] = {}
+        self._old_heads: dict[str, Tensor] = {}  # of similar tasks, learned along with the new one
+
+    def starts(self, context: TaskContext) -> Sequence[str | None]:
+        """Find the similar tasks (Eq. SDM), and what the new task may start from: nothing, or one of them."""
+        self._items = sample(context.training, self.options.similarity, context.generator)
+        self._signatures = {
+            name: TaskSignature.of(known.memory) for name, known in context.past.items() if known.memory
+        }
+        compared = self.comparer.compare(self._items, context.task.classes, self._signatures)
+        self._comparisons = {comparison.task: comparison for comparison in compared}
+        model = self._model() if self.options.transfer.alignment == "warm_start" else None
+        if model is None:
+            return (None,)
+        if self.probe_epochs and len(context.validation):
+            return None, model
+        return (model if self._comparisons[model].similar else None,)
+
+    def choose_start(self, context: TaskContext, starts: Sequence[str | None], probed: Sequence[float]) -> str | None:
+        """What learned more; a task that is not known to be similar has to be clearly better than nothing."""
+        chosen = starts[0]
+        if probed:
+            model = self._comparisons[starts[1] or ""]
+            cold, warm = probed
+            share = (cold + warm) / 200
+            chance = 100 * sqrt(2 * share * (1 - share) / len(context.validation))
+            if warm >= cold if model.similar else warm - cold > CLEARLY * chance:
+                chosen = model.task
+            told = f"{model.reason}; a start from it has {warm:.1f} % where one from nothing has {cold:.1f} %"
+            self._comparisons[model.task] = replace(model, reason=told)
+        if chosen is not None:
+            self._comparisons[chosen] = replace(self._comparisons[chosen], started=True)
+        context.report(Compared(context.task.name, tuple(self._comparisons.values())))
+        for comparison in self._comparisons.values():
+            if comparison.near and comparison.contradicted:
+                context.report(Warned(context.task.name, _in_words(comparison)))
+        return chosen
 
     def begin(self, context: TaskContext) -> TaskTraining:
-        """Find the similar tasks (Eq. SDM), and start from one of them (Eq. G-Align)."""
+        """Begin a task from nothing or as an earlier one, and with heads of similar ones to be learned (Eq. Lsim)."""
         network, transfer = self.network, self.options.transfer
-        self._items = sample(context.training.images, self.options.similarity, context.generator)
-        signatures = {name: TaskSignature.of(known.memory) for name, known in context.past.items() if known.memory}
-        self._comparisons = self.comparer.compare(self._items, signatures)
-        context.report(Compared(context.task.name, self._comparisons))
-        self._similar = [network.finished[name] for name in most_similar_first(self._comparisons)]
-        # Heads mean the same where classes do.
-        self._kin = [state for state in self._similar if state.classes == context.task.classes]
-        self._target = pull_target(self._kin) if transfer.backward != "off" else None
-        warm = self._model() if transfer.alignment == "warm_start" else None
+        kin = self._kin(context.task.classes)
+        trusted = [state for state in kin if not self._comparisons[state.name].contradicted]
+        in_loop = transfer.backward == "in_loop"
+        self._old_heads = {s.name: s.head["weight"].clone().requires_grad_() for s in kin} if in_loop else {}
+        drawn = transfer.backward == "replay" and trusted
+        self._target = pull_target([state.head["weight"] for state in trusted]) if drawn else None
+        start = network.finished[context.start] if context.start else None
         network.begin(
             context.task.name,
             context.task.classes,
             context.generator,
             density=self.density,
             fresh_scores=self.options.scores == "fresh",
-            start=warm,
+            start=start,
+            with_head=start in kin,
         )
-        return self.prepare(context, self._shares(warm, context.task))
+        rate = Shares(backbone=transfer.warm_rate, head=transfer.warm_rate if start in kin else 1.0) if start else FULL
+        return self.prepare(context, rate, self._old_heads)
 
     def first_step(self, progress: TaskTraining, training: Items) -> None:
         """Forward transfer as in the paper: one step along the score gradients through both masks."""
         model = self._model()
-        if model and self.options.transfer.alignment == "once":
-            align(progress, training, model)
+        if self.options.transfer.alignment == "once" and model and self._comparisons[model].similar:
+            align(progress, training, self.network.finished[model])
             progress.follow_gradients()
 
     def penalty(self) -> Tensor | None:
-        """The head is drawn to those of similar tasks (Eq. Lsim)."""
-        if self._target is None:
+        """The head is drawn to those of similar tasks (Eq. Lsim); in the paper they are drawn to it, too."""
+        target = pull_target(list(self._old_heads.values())) if self._old_heads else self._target
+        if target is None:
             return None
-        return self.options.transfer.pull * pull(self._target, self.network.head["weight"])
+        return self.options.transfer.pull * pull(target, self.network.head["weight"])
 
     def add_gradients(self, batch: Batch) -> None:
         """Forward transfer as in the authors' code."""
         if self.options.transfer.alignment == "every_step":
-            guide(self.network, batch, self._similar)
+            guide(self.network, batch, self._similar())
+
+    def after_step(self) -> None:
+        """Old heads move only outside the space of their own data (GPM), whatever the optimizer."""
+        for name, weight in self._old_heads.items():
+            before = self.network.finished[name].head["weight"]
+            moved = outside(weight.detach() - before, self._signatures[name].inputs.space)
+            weight.data.copy_(before + moved)
 
     def finish(self, context: TaskContext) -> TaskRecord:
         """Fix the mask, claim its weights, improve the heads of similar tasks, take the task's signature."""
-        network, transfer = self.network, self.options.transfer
         record = self.freeze(context)
-        changes: tuple[HeadChange, ...] = ()
-        if transfer.backward != "off":
-            changes = improve_heads(
-                network,
-                context.task.name,
-                self._kin,
-                context.training,
-                context.validation,
-                context.past,
-                transfer,
-                context.generator,
-            )
-        signature = self._signature(context).tensors() if self.improves_heads else {}  # nobody would look at it
-        return replace(record, memory=signature, comparisons=self._comparisons, changes=changes)
+        comparisons = tuple(self._comparisons.values())
+        if self.options.similarity.similar == "none":  # nobody would look at a signature
+            return record
+        changes: list[HeadChange] = []
+        if self.options.transfer.backward != "off":
+            changes = [self._change_head(context, state) for state in self._kin(context.task.classes)]
+        return replace(
+            record, memory=self._signature(context).tensors(), comparisons=comparisons, changes=tuple(changes)
+        )
+
+    def _change_head(self, context: TaskContext, state: TaskState) -> HeadChange:
+        """Improve the head of a similar task by the new one's items, or take the head that was learned in the loop."""
+        network, name = self.network, state.name
+        contradicted = [context.task.classes.index(label) for label in self._comparisons[name].contradicted]
+        lesson = lesson_for(network, name, context.training, context.validation, contradicted)
+        own = seen_by_head(network, context.held[name], name) if name in context.held else None
+        inputs = self._signatures[name].inputs
+        if name in self._old_heads:
+            head = {**state.head, "weight": self._old_heads[name].detach()}
+            return take_head(network, name, head, lesson, inputs, own, context.generator)
+        return improve_head(network, name, lesson, inputs, own, self.options.transfer, context.generator)
 
     def _signature(self, context: TaskContext) -> TaskSignature:
-        name = context.task.name
-        seen = seen_by_head(self.network, context.training, name)
-        inputs = describe_inputs(seen, len(context.task.classes), self.options.transfer.head_energy)
-        return TaskSignature(self.comparer.original(self._items), self.comparer.learned(self._items, name), inputs)
+        name, classes = context.task.name, len(context.task.classes)
+        head = self.network.finished[name].head
+        energy = self.options.transfer.head_energy if self.options.transfer.backward == "in_loop" else None
+        inputs = describe_inputs(seen_by_head(self.network, context.training, name), classes, energy)
+        agreement = torch.full((1,), torch.nan)
+        if len(context.validation):
+            held = seen_by_head(self.network, context.validation, name)
+            answers = logits(head, held.features).argmax(1)
+            agreement = torch.tensor([evidence(answers, held.labels, classes).kappa])
+            inputs = inputs.as_hard_as(head, float((answers == held.labels).double().mean()))
+        learned = self.comparer.learned(self._items, name)
+        return TaskSignature(self.comparer.original(self._items), learned, inputs, agreement)
 
-    def _shares(self, start: TaskState | None, task: Task) -> Shares:
-        """At a lower rate it learns what it is given: the backbone, and the head where classes are equal."""
-        if start is None:
-            return FULL
-        rate = self.options.transfer.warm_rate
-        return Shares(backbone=rate, head=rate if start.classes == task.classes else 1.0)
+    def _similar(self) -> list[TaskState]:
+        """The similar tasks, the most similar first."""
+        return [self.network.finished[name] for name in most_similar_first(self._comparisons.values())]
 
-    def _model(self) -> TaskState | None:
-        """The similar task a new one is modelled on; `_similar` begins with the most similar."""
-        if not self._similar or self.options.transfer.model == "most_similar":
-            return self._similar[0] if self._similar else None
-        names = list(self.network.finished)
-        return max(self._similar, key=lambda state: names.index(state.name))
+    def _kin(self, classes: tuple[str, ...]) -> list[TaskState]:
+        """The similar tasks with these classes: only there heads mean the same."""
+        return [state for state in self._similar() if state.classes == classes]
+
+    def _model(self) -> str | None:
+        """The task a new one is modelled on: a similar one, or else the nearest, if any is near."""
+        model = self.options.transfer.model
+        order = {name: number for number, name in enumerate(self.network.finished)}
+
+        def rank(c: Comparison) -> tuple[float, ...]:
+            proven = c.agreement or 0.0 if model == "proven" else 0.0
+            return (c.similar, proven, order[c.task] if model == "latest" else c.gap, order[c.task])
+
+        near = [c for c in self._comparisons.values() if c.similar or c.near]
+        return max(near, key=rank).task if near else None
+
+
+def _in_words(comparison: Comparison) -> str:
+    """What an earlier task says against the names of the new one's classes."""
+    pairs = [f"{name!r} as its {other!r}" for name, other in comparison.contradicted.items()]
+    shown = ", ".join(pairs[:3]) + (f" and {len(pairs) - 3} more" if len(pairs) > 3 else "")
+    return (
+        f"{comparison.task!r} knows {shown}: are names swapped, or used for something else? "
+        "Such classes teach that task nothing"
+    )
 
 
 class Wsn(Etcl):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
@@ -30,6 +30,8 @@ class TaskContext:
     generator: torch.Generator
     report: Report
     group: Distributed = ALONE  # the processes that learn it together
+    held: Mapping[str, Items] = field(default_factory=dict)  # validation items of earlier tasks, where they are at hand
+    start: str | None = None  # the finished task to start from; None: from nothing
 
 
 class Method:
@@ -37,7 +39,8 @@ class Method:
 
     `begin` is called when a task begins, `finish` when it was learned, the others at every step in between. `finish`
     may keep tensors for later tasks: in `memory` if they are about all tasks together, or in the record of the one
-    task, which later tasks find in `past`.
+    task, which later tasks find in `past`. A method that knows several ways to start a task names them in `starts`;
+    each is probed for `probe_epochs`, and `choose_start` says which goes on.
     """
 
     dense: bool = True  # a task uses all weights while it is learned, not the share `density` of them
@@ -45,6 +48,7 @@ class Method:
     learns_weights: bool = True
     learns_scores: bool = False
     improves_heads: bool = False  # of earlier tasks
+    probe_epochs: int = 0  # of each of several starts
 
     def __init__(self, network: MaskedNetwork, options: Learning) -> None:
         self.network = network
@@ -56,6 +60,14 @@ class Method:
     def density(self) -> float:
         """The share of each layer's weights a task uses while it is learned."""
         return 1.0 if self.dense else self.network.density
+
+    def starts(self, context: TaskContext) -> Sequence[str | None]:
+        """The finished tasks a new one may start from (None: from nothing). Called once, before it begins."""
+        return (None,)
+
+    def choose_start(self, context: TaskContext, starts: Sequence[str | None], probed: Sequence[float]) -> str | None:
+        """The start to go on with; `probed` has the validation accuracy of each in percent; nothing, if none was."""
+        return starts[0]
 
     def begin(self, context: TaskContext) -> TaskTraining:
         """Begin a task. Only the weights remain of what was learned before."""
