@@ -1,12 +1,12 @@
 """Backward transfer: a new task's items improve the heads of earlier tasks whose classes mean the same (Eq. Lsim).
 
 An old task's sub-network is frozen, so the features of the new items under it are constants: computed once a task. Its
-head learns from them, and at the same time to answer as it does on draws from its own inputs (`HeadInputs`), so that
-it keeps what it knows where the new items say nothing. New items teach only classes they do not contradict, and only
-against each other: a missing class is not pushed away.
+head learns from them and from draws of all that it met before (`HeadInputs`): its own data, and what other tasks taught
+it. New items teach only classes they do not contradict, and only against each other: a missing class is not pushed
+away.
 
 An update is kept only as far as no harm is seen: not on the new task's held-back items, not on the old task's where
-they are at hand, and not in any class on draws.
+they are at hand, and not in any class on draws of its own data.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.state import Head
 
 BATCH = 64
-DRAWS = 50  # a class, to hold an old head against what it knew
-TOLERATED = 0.02  # of a class's draws: what it may lose, on balance
+DRAWS = 200  # a class, to hold an old head against what it knew
+UNTAUGHT = 0.01  # of its draws: what a class may lose of which the new items say nothing
+TAUGHT = 0.5  # what any other may lose, in deviations of an accuracy measured by as many items as the class had
 SHARES = (1.0, 0.5, 0.25, 0.125)  # of an update that are tried, until one does no harm
 
 
@@ -42,6 +43,16 @@ class Lesson:
 
 
 @dataclass(frozen=True)
+class OldTask:
+    """What is known of an earlier task whose head may learn."""
+
+    name: str
+    inputs: HeadInputs  # of its own items
+    met: HeadInputs  # of its own items and all that its head has learned from since
+    own: Seen | None  # its validation items, if they are at hand
+
+
+@dataclass(frozen=True)
 class Verdict:
     """How a head does on everything it is judged by."""
 
@@ -49,81 +60,66 @@ class Verdict:
     own: tuple[float, float | None]  # and on its own task's, where they are at hand
     drawn: Tensor  # [classes], the share of draws of each class it gets right
 
-    def is_no_worse_than(self, before: Verdict) -> bool:
-        """True if nothing of it fell."""
-        if self.own[0] > before.own[0] or (self.own[1] or 0) < (before.own[1] or 0):  # false where nothing is known
-            return False
-        return self.new[0] <= before.new[0] and bool((self.drawn >= before.drawn - TOLERATED).all())
 
-
-@dataclass(frozen=True)
 class Judge:
-    """What a head is judged by: the new task's held-back items, its own, and draws of each of its classes."""
+    """Judges a head by the new task's held-back items, by its own, and by draws of each of its classes."""
 
-    new: Seen
-    own: Seen | None
-    drawn: Seen
+    def __init__(self, old: OldTask, lesson: Lesson, generator: torch.Generator) -> None:
+        present = old.inputs.counts.nonzero()[:, 0]
+        self._new, self._own = lesson.checked, old.own
+        self._drawn = old.inputs.of_each(DRAWS, generator)
+        self._counts, self._taught = old.inputs.counts[present], lesson.classes[present]
 
     @torch.no_grad()
     def __call__(self, head: Head) -> Verdict:
         """The verdict on a head."""
-        right = logits(head, self.drawn.features).argmax(1) == self.drawn.labels
-        return Verdict(_score(head, self.new), _score(head, self.own), right.view(-1, DRAWS).double().mean(1))
+        right = logits(head, self._drawn.features).argmax(1) == self._drawn.labels
+        return Verdict(_score(head, self._new), _score(head, self._own), right.view(-1, DRAWS).double().mean(1))
+
+    def sees_harm(self, before: Verdict, after: Verdict) -> bool:
+        """True if anything fell."""
+        if after.own[0] > before.own[0] or (after.own[1] or 0) < (before.own[1] or 0):  # false where nothing is known
+            return True
+        deviations = (before.drawn * (1 - before.drawn) / self._counts).sqrt()
+        allowed = torch.where(self._taught, TAUGHT * deviations, UNTAUGHT)
+        return after.new[0] > before.new[0] or bool((before.drawn - after.drawn > allowed).any())
 
 
 def lesson_for(
-    network: MaskedNetwork, name: str, training: Items, validation: Items, contradicted: Sequence[int]
+    network: MaskedNetwork, name: str, training: Seen, validation: Items, contradicted: Sequence[int]
 ) -> Lesson:
     """The new items as a finished task's head sees them, without those of contradicted classes."""
     classes = len(network.finished[name].classes)
     trusted = torch.ones(classes, dtype=torch.bool, device=network.device)
     trusted[list(contradicted)] = False
-    parts = [seen_by_head(network, items, name) if len(items) else None for items in (training, validation)]
-    nothing = Seen(torch.zeros(0, network.plan.features), torch.zeros(0, dtype=torch.int64))
-    seen, checked = (part[trusted[part.labels]] if part else nothing for part in parts)
-    taught = torch.bincount(seen.labels, minlength=classes) > 0
-    return Lesson(seen, checked, taught)
+    checked = seen_by_head(network, validation, name) if len(validation) else training[training.labels < 0]
+    training, checked = (part[trusted[part.labels]] for part in (training, checked))
+    return Lesson(training, checked, torch.bincount(training.labels, minlength=classes) > 0)
 
 
 def improve_head(
-    network: MaskedNetwork,
-    name: str,
-    lesson: Lesson,
-    inputs: HeadInputs,
-    own: Seen | None,
-    settings: Transfer,
-    generator: torch.Generator,
+    network: MaskedNetwork, old: OldTask, lesson: Lesson, settings: Transfer, generator: torch.Generator
 ) -> HeadChange:
-    """Train the head of a finished task, keep as much of the update as does no harm, and report it.
-
-    `own` are the old task's validation items, if they are at hand.
-    """
-    head = network.finished[name].head
-    judge = Judge(lesson.checked, own, inputs.of_each(DRAWS, generator))
+    """Train the head of a finished task, keep as much of the update as does no harm, and report it."""
+    head = network.finished[old.name].head
+    judge = Judge(old, lesson, generator)
     before = judge(head)
     if len(lesson.training) and len(lesson.checked):
-        trained = _train(head, lesson, inputs, settings, generator)
+        trained = _train(head, lesson, old.met, settings, generator)
         for share in SHARES:
             candidate = {key: torch.lerp(value, trained[key], share) for key, value in head.items()}
             after = judge(candidate)
-            if after.is_no_worse_than(before):
-                return _changed(network, name, candidate, share, before, after)
-    return _changed(network, name, head, 0.0, before, before)
+            if not judge.sees_harm(before, after):
+                return _changed(network, old.name, candidate, share, before, after)
+    return _changed(network, old.name, head, 0.0, before, before)
 
 
 def take_head(
-    network: MaskedNetwork,
-    name: str,
-    head: Head,
-    lesson: Lesson,
-    inputs: HeadInputs,
-    own: Seen | None,
-    generator: torch.Generator,
+    network: MaskedNetwork, old: OldTask, lesson: Lesson, head: Head, generator: torch.Generator
 ) -> HeadChange:
     """Give a finished task a head that was learned elsewhere, whatever it does, and report what it does."""
-    judge = Judge(lesson.checked, own, inputs.of_each(DRAWS, generator))
-    before = judge(network.finished[name].head)
-    return _changed(network, name, head, 1.0, before, judge(head))
+    judge = Judge(old, lesson, generator)
+    return _changed(network, old.name, head, 1.0, judge(network.finished[old.name].head), judge(head))
 
 
 def _changed(network: MaskedNetwork, name: str, head: Head, kept: float, before: Verdict, after: Verdict) -> HeadChange:
@@ -136,8 +132,11 @@ def _changed(network: MaskedNetwork, name: str, head: Head, kept: float, before:
     return HeadChange(name, kept, moved, before.new[1], after.new[1], before.own[1], after.own[1], worst)
 
 
-def _train(head: Head, lesson: Lesson, inputs: HeadInputs, settings: Transfer, generator: torch.Generator) -> Head:
-    """The head after learning from the lesson, and its own answers to draws from its inputs."""
+def _train(head: Head, lesson: Lesson, met: HeadInputs, settings: Transfer, generator: torch.Generator) -> Head:
+    """The head after learning from the lesson and from draws of what it met before.
+
+    What it is to say of a draw is half what it has said so far, half the class that was drawn.
+    """
     learned = {key: value.clone().requires_grad_() for key, value in head.items()}
     optimizer = torch.optim.Adam(learned.values(), lr=settings.head_rate)
     new = lesson.training
@@ -145,11 +144,12 @@ def _train(head: Head, lesson: Lesson, inputs: HeadInputs, settings: Transfer, g
     per_item = settings.head_draws
     for _ in range(settings.head_epochs):
         for batch in Items(new.features, new.labels).batches(BATCH, generator):
-            drawn = inputs.as_met(max(1, round(per_item * len(batch))), generator).features
-            answers = logits(head, drawn).softmax(1)
+            drawn = met.as_met(max(1, round(per_item * len(batch))), generator)
+            answers = logits(head, drawn.features).softmax(1)
+            known = (answers + F.one_hot(drawn.labels, answers.shape[1])) / 2
             # The new items say nothing of classes they do not have.
             said = logits(learned, new.features[batch]).masked_fill(unknown, -torch.inf)
-            kept = F.cross_entropy(logits(learned, drawn), answers)
+            kept = F.cross_entropy(logits(learned, drawn.features), known)
             loss = F.cross_entropy(said, new.labels[batch]) + per_item * kept
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ from etcl_deploy.learn.projection import principal
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.state import Head
 
-FEATURE_BYTES = 1 << 28  # what the features of a task's items may take
+FEATURE_BYTES = 1 << 26  # what the features of a task's items may take
 DIRECTIONS = 64  # of the spread within classes that are kept
 FREEDOM = 5  # degrees of freedom of the draws, Student's t: far more far ones than of a Gaussian
 NARROWEST, WIDEST = 0.1, 8.0  # between which the stretch is looked for
@@ -86,10 +86,34 @@ class HeadInputs:
             low, high = (middle, high) if right > accuracy else (low, middle)
         return stretched
 
+    def joined(self, other: HeadInputs) -> HeadInputs:
+        """Both together, as if the items of both had been one task's; what more is known of this one stays."""
+        counts = self.counts + other.counts
+        all_items, each = counts.sum().clamp_min(1), counts.clamp_min(1).unsqueeze(1)
+        means = (self.means * self.counts.unsqueeze(1) + other.means * other.counts.unsqueeze(1)) / each
+        apart = (self.counts * other.counts / counts.clamp_min(1)).sqrt().unsqueeze(1) * (self.means - other.means)
+        squares = self._squares() + other._squares() + apart.square().sum(1)
+        shares = (part.counts.sum() / all_items for part in (self, other))
+        parts = zip((self, other), shares, strict=True)
+        rows = torch.cat([*(part.spread * share.sqrt() for part, share in parts), apart / all_items.sqrt()])
+        variance = squares.sum() / all_items
+        spread, rest = _spread(rows, rows.square().sum(), variance)
+        sizes = (squares / counts.clamp_min(1) / variance).sqrt()
+        return replace(self, means=means, counts=counts, sizes=sizes, spread=spread, rest=rest)
+
+    def _squares(self) -> Tensor:
+        """The summed squared distance of each class's items from their mean."""
+        variance = self.spread.square().sum() + self.rest.square() * self.means.shape[1]
+        return self.counts * self.sizes.square() * variance
+
     @classmethod
-    def of(cls, memory: Mapping[str, Tensor]) -> HeadInputs:
-        """From what a task's record remembers."""
-        return cls(*(memory[f"inputs/{piece.name}"] for piece in fields(cls)))
+    def of(cls, memory: Mapping[str, Tensor], key: str) -> HeadInputs:
+        """The inverse of `tensors`."""
+        return cls(*(memory[f"{key}/{piece.name}"] for piece in fields(cls)))
+
+    def tensors(self, key: str) -> dict[str, Tensor]:
+        """All of it as named tensors."""
+        return {f"{key}/{piece.name}": getattr(self, piece.name) for piece in fields(self)}
 
 
 def logits(head: Head, features: Tensor) -> Tensor:
@@ -112,10 +136,7 @@ def describe_inputs(seen: Seen, classes: int, energy: float | None) -> HeadInput
     within = features - means[labels]
     freedom = max(1, len(features) - int((counts > 0).sum()))
     variance = within.square().sum() / freedom
-    directions, shares = principal(within, 0.99)
-    directions, shares = directions[:DIRECTIONS], shares[:DIRECTIONS]
-    spread = directions * (shares * variance).sqrt().unsqueeze(1)
-    rest = ((1 - shares.sum()).clamp_min(0) * variance / features.shape[1]).sqrt().view(1)
+    spread, rest = _spread(within, variance, variance)
     return HeadInputs(
         means,
         counts,
@@ -125,6 +146,14 @@ def describe_inputs(seen: Seen, classes: int, energy: float | None) -> HeadInput
         torch.ones(1, device=features.device),
         principal(features, energy)[0] if energy else features[:0],
     )
+
+
+def _spread(rows: Tensor, energy: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """The directions that `rows` vary in, with `energy` of the whole variance, and what is left for every direction."""
+    directions, shares = principal(rows, 0.99)
+    directions, held = directions[:DIRECTIONS], shares[:DIRECTIONS] * energy
+    rest = ((variance - held.sum()).clamp_min(0) / rows.shape[1]).sqrt().view(1)
+    return directions * held.sqrt().unsqueeze(1), rest
 
 
 def _sizes(within: Tensor, labels: Tensor, counts: Tensor, variance: Tensor) -> Tensor:

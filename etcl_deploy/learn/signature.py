@@ -37,9 +37,9 @@ class TaskSignature:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it as named tensors."""
-        parts = {name: getattr(self, name) for name in ("original", "learned", "inputs")}
+        parts = {"original": self.original, "learned": self.learned}
         pieces = {f"{name}/{p.name}": getattr(part, p.name) for name, part in parts.items() for p in fields(part)}
-        return {**pieces, "agreement": self.agreement}
+        return {**pieces, **self.inputs.tensors("inputs"), "agreement": self.agreement}
 
     @classmethod
     def of(cls, memory: Mapping[str, Tensor]) -> TaskSignature:
@@ -49,7 +49,7 @@ class TaskSignature:
             SampleSignature(*(memory[f"{part}/{piece.name}"].cpu() for piece in fields(SampleSignature)))
             for part in ("original", "learned")
         )
-        return cls(original, learned, HeadInputs.of(memory), memory["agreement"])
+        return cls(original, learned, HeadInputs.of(memory, "inputs"), memory["agreement"])
 
 
 def sample(items: Items, settings: Similarity, generator: torch.Generator) -> Items:
@@ -117,8 +117,8 @@ class Comparer:
         own = float(signature.agreement.nan_to_num(1.0))
         if state.classes == classes:
             found = evidence(logits(state.head, features).argmax(1), labels.to(features.device), len(classes))
-            told = found.contradicted if own >= KNOWS else {}
-            names = {classes[number]: classes[other] for number, other in told.items()}
+            against = found.contradicted if own >= KNOWS else {}
+            names = {classes[number]: classes[other] for number, other in against.items()}
             comparison = replace(comparison, agreement=found.kappa, contradicted=names)
         if self.settings.similar == "all":
             return replace(comparison, similar=True, reason="all tasks are taken for similar")

@@ -102,9 +102,11 @@ def learn_task(
     for warning in warnings_for(method, training, validation):
         report(Warned(task.name, warning))
     context = TaskContext(task, training, validation, past, generator, report, distributed, held)
-    progress = _begin(method, context, checkpoint)
+    starts = method.starts(context)
+    lessons = method.lessons(context)
+    progress = _begin(method, context, lessons, starts, checkpoint)
     while not progress.is_over:
-        _learn_epoch(method, progress, training, validation, report)
+        _learn_epoch(method, progress, lessons, validation, report)
     progress.use_best()
     method.before_batch(1.0)
     check_finite(network, training, options, task)
@@ -116,9 +118,10 @@ def _held_back(task: Task, position: int, options: Learning) -> Items:
     return task.training.split(options.validation_share, seeded(options.seed, position, 0))[1]
 
 
-def _begin(method: Method, context: TaskContext, checkpoint: Checkpoint | None) -> TaskTraining:
+def _begin(
+    method: Method, context: TaskContext, lessons: Items, starts: Sequence[str | None], checkpoint: Checkpoint | None
+) -> TaskTraining:
     """Begin a task from the start that learns most, or take it up where it was left."""
-    starts = method.starts(context)
     random_state = context.generator.get_state()  # whatever was probed, the task goes on with the same random numbers
 
     def begin(start: str | None) -> TaskTraining:
@@ -140,7 +143,7 @@ def _begin(method: Method, context: TaskContext, checkpoint: Checkpoint | None) 
     for start in starts:
         for key, value in method.network.shared_tensors().items():
             value.copy_(untouched[key])
-        probes.append(_probe(method, replace(context, start=start), begin(start)))
+        probes.append(_probe(method, replace(context, start=start), lessons, begin(start)))
     probed = [probe.accuracy for probe in probes]
     start = method.choose_start(context, starts, probed)
     progress, best = begin(start), probes[starts.index(start)]
@@ -160,7 +163,7 @@ class _Probe:
     epochs: Sequence[EpochDone]
 
 
-def _probe(method: Method, context: TaskContext, progress: TaskTraining) -> _Probe:
+def _probe(method: Method, context: TaskContext, lessons: Items, progress: TaskTraining) -> _Probe:
     """Learn a task for a few epochs from `context.start`. Its checkpoint has the normalization that is learned with."""
     epochs: list[EpochDone] = []
 
@@ -173,7 +176,7 @@ def _probe(method: Method, context: TaskContext, progress: TaskTraining) -> _Pro
 
     method.first_step(progress, context.training)
     for _ in range(method.probe_epochs):
-        _learn_epoch(method, progress, context.training, context.validation, hear)
+        _learn_epoch(method, progress, lessons, context.validation, hear)
     checkpoint = progress.checkpoint()
     method.before_batch(1.0)
     _estimate_norms(method.network, context.training)

@@ -12,14 +12,15 @@ from math import sqrt
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Items
-from etcl_deploy.learn.backward import improve_head, lesson_for, take_head
+from etcl_deploy.learn.backward import OldTask, improve_head, lesson_for, take_head
 from etcl_deploy.learn.events import Compared, Warned
 from etcl_deploy.learn.evidence import evidence
 from etcl_deploy.learn.forward import align, guide, pull, pull_target
-from etcl_deploy.learn.head_inputs import describe_inputs, logits, seen_by_head
+from etcl_deploy.learn.head_inputs import HeadInputs, Seen, describe_inputs, logits, seen_by_head
 from etcl_deploy.learn.methods.method import Method, TaskContext
 from etcl_deploy.learn.projection import outside
 from etcl_deploy.learn.signature import Comparer, TaskSignature, sample
@@ -49,6 +50,7 @@ class Etcl(Method):
         self._comparisons: dict[str, Comparison] = {}
         self._target: Tensor | None = None  # the direction the new head is drawn to
         self._signatures: dict[str, TaskSignature] = {}
+        self._seen: dict[str, Seen] = {}  # the training items as similar tasks see them
         self._old_heads: dict[str, Tensor] = {}  # of similar tasks, learned along with the new one
 
     def starts(self, context: TaskContext) -> Sequence[str | None]:
@@ -90,7 +92,7 @@ class Etcl(Method):
         """Begin a task from nothing or as an earlier one, and with heads of similar ones to be learned (Eq. Lsim)."""
         network, transfer = self.network, self.options.transfer
         kin = self._kin(context.task.classes)
-        trusted = [state for state in kin if not self._comparisons[state.name].contradicted]
+        trusted = self._trusted(context.task.classes)
         in_loop = transfer.backward == "in_loop"
         self._old_heads = {s.name: s.head["weight"].clone().requires_grad_() for s in kin} if in_loop else {}
         drawn = transfer.backward == "replay" and trusted
@@ -107,6 +109,21 @@ class Etcl(Method):
         )
         rate = Shares(backbone=transfer.warm_rate, head=transfer.warm_rate if start in kin else 1.0) if start else FULL
         return self.prepare(context, rate, self._old_heads)
+
+    def lessons(self, context: TaskContext) -> Items:
+        """Training items with class probabilities: partly their labels, partly what similar tasks say of them."""
+        share, classes = self.options.transfer.advice, context.task.classes
+        self._seen = {
+            state.name: seen_by_head(self.network, context.training, state.name) for state in self._trusted(classes)
+        }
+        if not share or not self._seen:
+            return context.training
+        labels = context.training.labels
+        said = [logits(self.network.finished[name].head, seen.features).softmax(1) for name, seen in self._seen.items()]
+        advice = torch.stack(said).mean(0).to(labels.device)
+        targets = F.one_hot(labels, len(classes)).to(advice.dtype)
+        targets[: len(advice)].lerp_(advice, share)
+        return replace(context.training, labels=targets)
 
     def first_step(self, progress: TaskTraining, training: Items) -> None:
         """Forward transfer as in the paper: one step along the score gradients through both masks."""
@@ -151,13 +168,20 @@ class Etcl(Method):
         """Improve the head of a similar task by the new one's items, or take the head that was learned in the loop."""
         network, name = self.network, state.name
         contradicted = [context.task.classes.index(label) for label in self._comparisons[name].contradicted]
-        lesson = lesson_for(network, name, context.training, context.validation, contradicted)
+        training = self._seen.pop(name, None) or seen_by_head(network, context.training, name)
+        lesson = lesson_for(network, name, training, context.validation, contradicted)
+        inputs, key = self._signatures[name].inputs, f"met/{name}"
+        met = HeadInputs.of(self.memory, key) if f"{key}/means" in self.memory else inputs
         own = seen_by_head(network, context.held[name], name) if name in context.held else None
-        inputs = self._signatures[name].inputs
+        old = OldTask(name, inputs, met, own)
         if name in self._old_heads:
             head = {**state.head, "weight": self._old_heads[name].detach()}
-            return take_head(network, name, head, lesson, inputs, own, context.generator)
-        return improve_head(network, name, lesson, inputs, own, self.options.transfer, context.generator)
+            return take_head(network, old, lesson, head, context.generator)
+        change = improve_head(network, old, lesson, self.options.transfer, context.generator)
+        if change.kept:
+            taught = describe_inputs(lesson.training, len(state.classes), None)
+            self.memory = {**self.memory, **met.joined(taught).tensors(key)}
+        return change
 
     def _signature(self, context: TaskContext) -> TaskSignature:
         name, classes = context.task.name, len(context.task.classes)
@@ -180,6 +204,10 @@ class Etcl(Method):
     def _kin(self, classes: tuple[str, ...]) -> list[TaskState]:
         """The similar tasks with these classes: only there heads mean the same."""
         return [state for state in self._similar() if state.classes == classes]
+
+    def _trusted(self, classes: tuple[str, ...]) -> list[TaskState]:
+        """Those of them that contradict no label."""
+        return [state for state in self._kin(classes) if not self._comparisons[state.name].contradicted]
 
     def _model(self) -> str | None:
         """The task a new one is modelled on: a similar one, or else the nearest, if any is near."""

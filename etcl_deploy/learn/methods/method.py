@@ -89,6 +89,10 @@ class Method:
         name, group = context.task.name, context.group
         return TaskTraining(self.network, name, self.options, position, parameters, extra, shares, group)
 
+    def lessons(self, context: TaskContext) -> Items:
+        """The training items as a task is to learn them: with their labels, or probabilities `[items, classes]`."""
+        return context.training
+
     def first_step(self, progress: TaskTraining, training: Items) -> None:
         """Called once, before the first step of a task."""
 
