@@ -28,6 +28,7 @@ OPTIONS = {
     "once": varied(BASE, alignment="once"),
     "once with sgd": varied(replace(BASE, optimizer="sgd"), alignment="once"),
     "every step": varied(BASE, alignment="every_step"),
+    "probed": replace(BASE, epochs=10, validation_share=0.3),
     "bfloat16": replace(BASE, precision="bfloat16"),
 }
 

@@ -133,10 +133,7 @@ def _changed(network: MaskedNetwork, name: str, head: Head, kept: float, before:
 
 
 def _train(head: Head, lesson: Lesson, met: HeadInputs, settings: Transfer, generator: torch.Generator) -> Head:
-    """The head after learning from the lesson and from draws of what it met before.
-
-    What it is to say of a draw is half what it has said so far, half the class that was drawn.
-    """
+    """The head after learning from the lesson, and its own answers to draws of what it met before."""
     learned = {key: value.clone().requires_grad_() for key, value in head.items()}
     optimizer = torch.optim.Adam(learned.values(), lr=settings.head_rate)
     new = lesson.training
@@ -144,12 +141,11 @@ def _train(head: Head, lesson: Lesson, met: HeadInputs, settings: Transfer, gene
     per_item = settings.head_draws
     for _ in range(settings.head_epochs):
         for batch in Items(new.features, new.labels).batches(BATCH, generator):
-            drawn = met.as_met(max(1, round(per_item * len(batch))), generator)
-            answers = logits(head, drawn.features).softmax(1)
-            known = (answers + F.one_hot(drawn.labels, answers.shape[1])) / 2
+            drawn = met.as_met(max(1, round(per_item * len(batch))), generator).features
+            answers = logits(head, drawn).softmax(1)
             # The new items say nothing of classes they do not have.
             said = logits(learned, new.features[batch]).masked_fill(unknown, -torch.inf)
-            kept = F.cross_entropy(logits(learned, drawn.features), known)
+            kept = F.cross_entropy(logits(learned, drawn), answers)
             loss = F.cross_entropy(said, new.labels[batch]) + per_item * kept
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

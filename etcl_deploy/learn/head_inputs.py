@@ -23,7 +23,7 @@ from etcl_deploy.network.state import Head
 FEATURE_BYTES = 1 << 26  # what the features of a task's items may take
 DIRECTIONS = 64  # of the spread within classes that are kept
 FREEDOM = 5  # degrees of freedom of the draws, Student's t: far more far ones than of a Gaussian
-NARROWEST, WIDEST = 0.1, 8.0  # between which the stretch is looked for
+NARROWEST, WIDEST = 1.0, 8.0  # between which the stretch is looked for: training items are never further out
 HALVINGS = 12  # of the distance between them, until it is found
 
 

@@ -193,7 +193,7 @@ class Etcl(Method):
             held = seen_by_head(self.network, context.validation, name)
             answers = logits(head, held.features).argmax(1)
             agreement = torch.tensor([evidence(answers, held.labels, classes).kappa])
-            inputs = inputs.as_hard_as(head, float((answers == held.labels).double().mean()))
+            inputs = inputs.as_hard_as(head, float((answers == held.labels).sum()) / (len(held) + 1))
         learned = self.comparer.learned(self._items, name)
         return TaskSignature(self.comparer.original(self._items), learned, inputs, agreement)
 

@@ -1,0 +1,139 @@
+"""Backward transfer that cannot harm: whatever a new task's labels say, no class of an old task is lost.
+
+One task of six kinds of stripes is learned by a real network; then its head is offered lessons, right and wrong ones.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from factories import small
+from torch import Tensor
+
+from etcl_deploy.config import Learning, Transfer
+from etcl_deploy.core.task import Items, Task
+from etcl_deploy.learn.backward import OldTask, improve_head, lesson_for
+from etcl_deploy.learn.events import AccuracyFell, Event
+from etcl_deploy.learn.head_inputs import Seen, logits, seen_by_head
+from etcl_deploy.learn.run import Run
+from etcl_deploy.learn.signature import TaskSignature
+from etcl_deploy.learn.task_record import HeadChange
+from etcl_deploy.learn.trainer import learn_sequence
+from etcl_deploy.network.masked_network import MaskedNetwork
+
+CLASSES = tuple("abcdef")
+OPTIONS = Learning(epochs=8, batch_size=16, learning_rate=0.01, validation_share=0.2)
+
+
+def stripes(count: int, seed: int, noise: int = 200) -> Items:
+    """Images of 16 pixels with a bright bar at one of six places, under noise that hides it now and then."""
+    chance = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 6
+    images = torch.randint(0, noise, (count, 16, 16, 1), generator=chance)
+    for place in range(6):
+        images[labels == place, 2 + 2 * place : 4 + 2 * place] += 35
+    return Items(images.clamp_max(255).to(torch.uint8), labels)
+
+
+def task(name: str, items: Items, test: Items) -> Task:
+    """Items as a task."""
+    return Task(name, CLASSES, items.images, items.labels, test.images, test.labels)
+
+
+OLD = task("old", stripes(300, seed=1), stripes(600, seed=2))
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    """One task, learned from few items: another one can teach its head something."""
+    return learn_sequence(small("fcn3", width=40, density=0.5), [OLD], OPTIONS)
+
+
+@pytest.fixture
+def network(run: Run) -> MaskedNetwork:
+    """Its network, with the head as it was learned."""
+    run.network.change_head("old", run.records["old"].head)
+    return run.network
+
+
+def offered(run: Run, training: Items, validation: Items, own: Seen | None = None) -> HeadChange:
+    """What becomes of the old head when it is offered items as a lesson, none of its classes being suspected."""
+    inputs = TaskSignature.of(run.records["old"].memory).inputs
+    lesson = lesson_for(run.network, "old", seen_by_head(run.network, training, "old"), validation, ())
+    old = OldTask("old", inputs, inputs, own)
+    return improve_head(run.network, old, lesson, Transfer(), torch.Generator().manual_seed(0))
+
+
+def by_class(network: MaskedNetwork) -> Tensor:
+    """The accuracy of the old task's classes on many items it never saw, in percent."""
+    seen = seen_by_head(network, stripes(6000, seed=3), "old")
+    right = logits(network.finished["old"].head, seen.features).argmax(1) == seen.labels
+    return 100 * torch.stack([right[seen.labels == label].float().mean() for label in range(6)])
+
+
+def relabelled(items: Items, order: list[int]) -> Items:
+    """The same images, their labels exchanged."""
+    return Items(items.images, torch.tensor(order)[items.labels])
+
+
+def only(items: Items, classes: int) -> Items:
+    """The items of the first classes."""
+    return items[items.labels < classes]
+
+
+def test_a_good_lesson_helps(run: Run, network: MaskedNetwork) -> None:
+    """More items of the same kind: the old task gains on items it never saw."""
+    before = by_class(network).mean()
+    change = offered(run, stripes(600, seed=4), stripes(150, seed=5))
+    assert change.kept and change.moved > 0
+    assert by_class(network).mean() > before + 0.5, before
+
+
+HARM = {
+    "swapped": lambda items: relabelled(items, [0, 1, 2, 3, 5, 4]),
+    "permuted": lambda items: relabelled(items, [1, 2, 3, 4, 5, 0]),
+    "all one but a few": lambda items: Items(items.images, items.labels * (torch.arange(len(items)) % 50 == 0)),
+    "half of them missing": lambda items: only(items, 3),
+    "another style": lambda items: Items(255 - items.images, items.labels),
+    "noise": lambda items: Items(torch.randint_like(items.images, 256), items.labels),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize("at_hand", [False, True], ids=["draws judge", "own items judge"])
+def test_no_later_task_harms_a_class(run: Run, network: MaskedNetwork, harm: str, at_hand: bool) -> None:
+    """Whatever its labels say, in its validation items, too: no class of the earlier task loses a point."""
+    before = by_class(network)
+    new = task("new", HARM[harm](stripes(600, seed=7)), HARM[harm](stripes(60, seed=8)))
+    again = copy.deepcopy(run)
+    learn_sequence(again.network, [new], OPTIONS, before=again, earlier=[OLD] if at_hand else [])
+    assert (by_class(again.network) - before).min() >= -1, again.records["new"]
+
+
+def test_own_items_have_the_last_word(run: Run, network: MaskedNetwork) -> None:
+    """An update that lowers the old task's own validation items is not kept, whatever all else says."""
+    good = stripes(600, seed=4), stripes(150, seed=5)
+    seen = seen_by_head(network, stripes(3000, seed=6), "old")
+    before = logits(network.finished["old"].head, seen.features).argmax(1) == seen.labels
+    assert offered(run, *good).kept == 1
+    after = logits(network.finished["old"].head, seen.features).argmax(1) == seen.labels
+    network.change_head("old", run.records["old"].head)
+    change = offered(run, *good, own=seen[before & ~after])
+    assert change.kept < 1
+    assert change.own_after == change.own_before == 100
+
+
+def test_an_accuracy_that_falls_is_said() -> None:
+    """Where nothing is checked heads may lose; then the run says which task, and by how much."""
+    options = replace(OPTIONS, similarity=replace(OPTIONS.similarity, similar="all"))
+    loose = replace(options, transfer=Transfer(backward="in_loop", head_energy=0.05, pull=30.0, advice=0.0))
+    heard: list[Event] = []
+    one, other = stripes(150, seed=1), relabelled(stripes(150, seed=9), [1, 2, 3, 4, 5, 0])
+    tasks = [task("old", one, stripes(600, seed=2)), task("new", other, other)]
+    made = learn_sequence(small("fcn3", width=40, density=0.5), tasks, loose, heard.append)
+    (before,), (after, _) = made.matrix
+    assert before is not None and after is not None and after < before, "nothing fell: this would prove nothing"
+    assert [event for event in heard if isinstance(event, AccuracyFell)] == [AccuracyFell("new", "old", before, after)]

@@ -1,0 +1,78 @@
+"""What an earlier task's answers prove about a new task's labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from factories import make_tasks, small
+from torch import Tensor
+
+from etcl_deploy.config import Learning, Similarity
+from etcl_deploy.core.task import Task
+from etcl_deploy.learn.events import Compared, Event, Warned
+from etcl_deploy.learn.evidence import evidence, kappa
+from etcl_deploy.learn.similarity import Comparison
+from etcl_deploy.learn.trainer import learn_sequence
+
+LABELS = torch.arange(300) % 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [(LABELS, 1.0), ((LABELS + 1) % 3, -0.5), (torch.zeros_like(LABELS), 0.0), (torch.full_like(LABELS, 2), 0.0)],
+)
+def test_kappa_is_agreement_beyond_chance(answers: Tensor, expected: float) -> None:
+    """Saying always the same proves nothing, however often it is right."""
+    assert evidence(answers, LABELS, 3).kappa == pytest.approx(expected)
+    assert kappa(torch.zeros(3, 3)) == 0
+
+
+def test_swapped_classes_are_found_and_others_are_not() -> None:
+    """Two classes change names; of the third one only chance differs."""
+    swapped = torch.tensor([1, 0, 2])[LABELS]
+    found = evidence(swapped, LABELS, 3)
+    assert found.contradicted == {0: 1, 1: 0}
+    mistaken = torch.where(torch.arange(300) % 9 == 0, (LABELS + 1) % 3, LABELS)  # a third of class 0
+    assert evidence(mistaken, LABELS, 3).contradicted == {}
+
+
+def test_few_items_prove_nothing() -> None:
+    """Three mistakes are not a contradiction; thirty of one kind are."""
+    labels, answers = torch.zeros(30, dtype=torch.int64), torch.ones(30, dtype=torch.int64)
+    assert evidence(answers[:3], labels[:3], 3).contradicted == {}
+    assert evidence(answers, labels, 3).contradicted == {0: 1}
+
+
+def renamed(task: Task, order: list[int]) -> Task:
+    """The same images, their labels exchanged."""
+    exchange = torch.tensor(order)
+    return replace(task, train_y=exchange[task.train_y], test_y=exchange[task.test_y])
+
+
+@pytest.mark.parametrize(
+    ("order", "similar", "told"),
+    [
+        ([0, 1, 2], True, {}),
+        ([0, 2, 1], False, {"c": "b", "b": "c"}),
+        ([1, 2, 0], False, {"b": "a", "c": "b", "a": "c"}),
+    ],
+)
+def test_names_that_contradict_what_was_learned_are_told(order: list[int], similar: bool, told: dict[str, str]) -> None:
+    """The same images under other names are near by distance, and not similar: the user hears which names differ."""
+    tasks = make_tasks(2, items=240)
+    heard: list[Event] = []
+    options = Learning(epochs=9, batch_size=16, learning_rate=0.01, similarity=Similarity(margin=0.0))
+    learn_sequence(small("fcn3", width=30), [tasks[0], renamed(tasks[1], order)], options, heard.append)
+    (comparison,) = compared(heard)[-1]
+    assert (comparison.near, comparison.similar, comparison.contradicted) == (True, similar, told), comparison
+    warnings = [event.message for event in heard if isinstance(event, Warned)]
+    assert len(warnings) == bool(told)
+    for name, other in told.items():
+        assert f"{name!r} as its {other!r}" in warnings[0]
+
+
+def compared(events: list[Event]) -> list[tuple[Comparison, ...]]:
+    """What was compared, task by task."""
+    return [event.comparisons for event in events if isinstance(event, Compared)]
