@@ -37,8 +37,8 @@ VARIANTS: dict[str, dict[str, Any]] = {  # what differs from the recipe
     "full": {},
     "one": {"method": "one"},
     "wsn": {"similar": "none"},
-    "without-similarity": {"distance": "euclidean"},
-    "without-alignment": {"alignment": "off"},
+    "without-similarity": {"distance": "euclidean", "agreement": 0.0},
+    "without-alignment": {"alignment": "off", "advice": 0.0},
     "without-bi-objective": {"backward": "off"},
 }
 SEQUENCES: dict[str, dict[str, Any]] = {"femnist1": {"epochs": 10}, "pmnist": {"tasks": 5}, "mixed": {"epochs": 10}}

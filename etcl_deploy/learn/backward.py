@@ -29,8 +29,8 @@ from etcl_deploy.network.state import Head
 BATCH = 64
 DRAWS = 200  # a class, to hold an old head against what it knew
 UNTAUGHT = 0.01  # of its draws: what a class may lose of which the new items say nothing
-TAUGHT = 0.5  # what any other may lose, in deviations of an accuracy measured by as many items as the class had
-SHARES = (1.0, 0.5, 0.25, 0.125)  # of an update that are tried, until one does no harm
+TAUGHT = 1.0  # what any other may lose, in deviations of an accuracy measured by as many items as the class had
+SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1)  # of an update that are tried, until one does no harm
 
 
 @dataclass(frozen=True)
