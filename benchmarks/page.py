@@ -103,10 +103,13 @@ def section(script: str) -> Iterator[str]:
     yield f"\n### `{path.relative_to(HERE.parent)}`\n"
     paragraphs = (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split("\n\n")
     yield "\n\n".join(" ".join(p.split()) for p in paragraphs if not p.strip().startswith(("python ", "OMP_")))
+    recorded: dict[str, list[str]] = {}
     for part, about in read_results(script).items():
         versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
         machine = "{architecture}, cores: {cores}, threads: {threads}".format(**about["machine"])
-        yield f"\nRecorded ({part}) with {versions}; {machine}."
+        recorded.setdefault(f"with {versions}; {machine}.", []).append(part)
+    for words, parts in recorded.items():
+        yield f"\nRecorded ({', '.join(parts)}) {words}"
 
 
 def passes() -> Iterator[str]:
