@@ -170,6 +170,7 @@ def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     row = results["task"]
     what = "learning a task with similar tasks before it / with none, time"
     yield Figure("L6", what, row["ratio"], "<= 1.15", "<= 1.05", row["ratios"], _sides(row))
+    yield Figure("L12", f"{what}: what probe, advice and heads cost", row["ratio"], "<= 1.25", "<= 1.1", row["ratios"])
     for case, (label, now, aim) in LIMITS.items():
         row = results["step"][case]
         what = f"our step / a plain dense training step, time: {label}"

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 import torch
 from factories import small
+from rich.console import Console
 from torch import Tensor
 
+from etcl_deploy.cli.progress import TrainingProgress
 from etcl_deploy.config import Learning, Transfer
 from etcl_deploy.core.task import Items, Task
 from etcl_deploy.learn.backward import OldTask, improve_head, lesson_for
@@ -136,4 +139,8 @@ def test_an_accuracy_that_falls_is_said() -> None:
     made = learn_sequence(small("fcn3", width=40, density=0.5), tasks, loose, heard.append)
     (before,), (after, _) = made.matrix
     assert before is not None and after is not None and after < before, "nothing fell: this would prove nothing"
-    assert [event for event in heard if isinstance(event, AccuracyFell)] == [AccuracyFell("new", "old", before, after)]
+    told = [event for event in heard if isinstance(event, AccuracyFell)]
+    assert told == [AccuracyFell("new", "old", before, after)]
+    screen = Console(file=StringIO(), width=200)
+    TrainingProgress(screen)(told[0])
+    assert f"✗ old fell from {before:.1f} to {after:.1f} % on its test items" in screen.file.getvalue()  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ from etcl_deploy.learn.events import (
     TaskStarted,
     Warned,
 )
-from etcl_deploy.report.tables import GOOD, QUIET, plain
+from etcl_deploy.report.tables import BAD, GOOD, QUIET, plain
 
 
 class TrainingProgress:
@@ -75,7 +75,10 @@ class TrainingProgress:
             self.similar = f"  similar to {names}" if similar else ""
         elif isinstance(event, AccuracyFell):
             change = f"from {event.before:.1f} to {event.after:.1f} %"
-            self.note(f"{event.earlier} fell {change} on its test items when {event.task} was learned")
+            why = f"on its test items: {event.task} changed its head (--set backward=off: no head changes)"
+            self.console.print(
+                Text.assemble(("✗ ", BAD), plain(f"{event.earlier} fell {change} {why}", BAD)), soft_wrap=True
+            )
         elif isinstance(event, ProbeStepDone):
             done = event.epoch - 1 + event.step / event.steps
             start = f"as {event.start}" if event.start else "from nothing"
