@@ -14,6 +14,7 @@ import torch
 from factories import small
 from rich.console import Console
 from torch import Tensor
+from torch.nn import functional as F
 
 from etcl_deploy.cli.progress import TrainingProgress
 from etcl_deploy.config import Learning, Transfer
@@ -65,8 +66,9 @@ def network(run: Run) -> MaskedNetwork:
 def offered(run: Run, training: Items, validation: Items, own: Seen | None = None) -> HeadChange:
     """What becomes of the old head when it is offered items as a lesson, none of its classes being suspected."""
     inputs = TaskSignature.of(run.records["old"].memory).inputs
-    lesson = lesson_for(run.network, "old", seen_by_head(run.network, training, "old"), validation, ())
-    old = OldTask("old", inputs, inputs, own)
+    seen, labels = seen_by_head(run.network, training, "old"), F.one_hot(training.labels, 6).float()
+    lesson = lesson_for(run.network, "old", seen, labels, validation, ())
+    old = OldTask("old", inputs, inputs, run.records["old"].head, own)
     return improve_head(run.network, old, lesson, Transfer(), torch.Generator().manual_seed(0))
 
 
@@ -114,6 +116,22 @@ def test_no_later_task_harms_a_class(run: Run, network: MaskedNetwork, harm: str
     again = copy.deepcopy(run)
     learn_sequence(again.network, [new], OPTIONS, before=again, earlier=[OLD] if at_hand else [])
     assert (by_class(again.network) - before).min() >= -1, again.records["new"]
+
+
+def test_small_losses_do_not_add_up(run: Run, network: MaskedNetwork) -> None:
+    """Lesson after lesson with two classes swapped, none suspected: what the draws see stays within one deviation."""
+    inputs = TaskSignature.of(run.records["old"].memory).inputs
+    drawn = inputs.of_each(2000, torch.Generator().manual_seed(9))
+
+    def right() -> Tensor:
+        said = logits(network.finished["old"].head, drawn.features).argmax(1)
+        return (said == drawn.labels).view(6, -1).double().mean(1)
+
+    first = right()
+    for seed in range(10, 18):
+        offered(run, *(HARM["swapped"](stripes(count, seed)) for count in (300, 60)))
+    deviations = (first * (1 - first) / inputs.counts).sqrt()
+    assert ((first - right()) <= deviations + 0.02).all()  # and the noise of the 200 draws
 
 
 def test_own_items_have_the_last_word(run: Run, network: MaskedNetwork) -> None:

@@ -204,6 +204,27 @@ def test_without_validation_items_only_the_unchecked_way_improves_heads(backward
     assert [(change.kept, change.before, change.after) for change in changes] == [(kept, None, None)]
 
 
+def test_advice_is_taken_only_of_classes_an_adviser_knows_as_such() -> None:
+    """Two of forty classes are swapped, too few items to prove it: their labels stay, and they are learned."""
+    chance = torch.Generator().manual_seed(4)
+    labels = torch.arange(1200) % 40
+    images = torch.randint(0, 60, (2400, 16, 16, 1), generator=chance)
+    for label in range(40):
+        images[labels.repeat(2) == label, label // 3 : label // 3 + 3, 5 * (label % 3) : 5 * (label % 3) + 6] += 150
+    images = images.to(torch.uint8)
+    names = tuple(str(number) for number in range(40))
+    swapped = torch.cat([torch.tensor([1, 0]), torch.arange(2, 40)])[labels]
+    first = Task("first", names, images[:1200], labels, images[:400], labels[:400])
+    second = Task("second", names, images[1200:], swapped, images[1200:1600], swapped[:400])
+    options = Learning(epochs=9, batch_size=32, learning_rate=0.01, similarity=Similarity(margin=0.0))
+    run = learn_sequence(small("fcn3", width=60, density=0.5), [first, second], options)
+    assert run.records["second"].similar == ("first",)
+    answers = predict(run.network, "second", second.test_x).argmax(1)
+    exchanged = second.test_y < 2
+    assert (answers[exchanged] == second.test_y[exchanged]).float().mean() > 0.9
+    assert (answers == second.test_y).float().mean() > 0.9
+
+
 def test_of_many_tasks_the_nearest_are_compared() -> None:
     """As many as the setting says, in the order they were learned; the twin of an earlier task finds that one."""
     chance = torch.Generator().manual_seed(3)

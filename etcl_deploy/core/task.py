@@ -72,9 +72,12 @@ class Items:
 
         Items often come class by class, and a batch of one class has the statistics of no other.
         """
-        held = self.held_back(share)
         order = torch.randperm(len(self), generator=generator)
-        return self[order[held:]], self[order[:held]]
+        return self[order[self.held_back(share) :]], self[order[: self.held_back(share)]]
+
+    def validation(self, share: float, generator: torch.Generator) -> Items:
+        """What `split` holds back, without the rest."""
+        return self[torch.randperm(len(self), generator=generator)[: self.held_back(share)]]
 
     def held_back(self, share: float) -> int:
         """The number of items `split` holds back."""

@@ -27,6 +27,7 @@ from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.state import Head
 
 BATCH = 64
+NEVER = -1e4  # a logit of what cannot be; an infinite one has no product with a probability of 0
 DRAWS = 200  # a class, to hold an old head against what it knew
 UNTAUGHT = 0.01  # of its draws: what a class may lose of which the new items say nothing
 TAUGHT = 1.0  # what any other may lose, in deviations of an accuracy measured by as many items as the class had
@@ -38,6 +39,7 @@ class Lesson:
     """What a head can learn from: new items that do not contradict it, some to learn from and some to check by."""
 
     training: Seen
+    targets: Tensor  # [items, classes], what the training items are to be taken for: labels, or labels and advice
     checked: Seen
     classes: Tensor  # those the training items teach, one truth value each
 
@@ -49,6 +51,7 @@ class OldTask:
     name: str
     inputs: HeadInputs  # of its own items
     met: HeadInputs  # of its own items and all that its head has learned from since
+    first: Head  # as it was finished with
     own: Seen | None  # its validation items, if they are at hand
 
 
@@ -69,32 +72,42 @@ class Judge:
         self._new, self._own = lesson.checked, old.own
         self._drawn = old.inputs.of_each(DRAWS, generator)
         self._counts, self._taught = old.inputs.counts[present], lesson.classes[present]
+        self._first = self._right(old.first)
 
     @torch.no_grad()
     def __call__(self, head: Head) -> Verdict:
         """The verdict on a head."""
-        right = logits(head, self._drawn.features).argmax(1) == self._drawn.labels
-        return Verdict(_score(head, self._new), _score(head, self._own), right.view(-1, DRAWS).double().mean(1))
+        return Verdict(_score(head, self._new), _score(head, self._own), self._right(head))
 
     def sees_harm(self, before: Verdict, after: Verdict) -> bool:
         """True if anything fell."""
-        if after.own[0] > before.own[0] or (after.own[1] or 0) < (before.own[1] or 0):  # false where nothing is known
+        if not after.new[0] <= before.new[0] or (self._own and not after.own[0] <= before.own[0]):
             return True
-        deviations = (before.drawn * (1 - before.drawn) / self._counts).sqrt()
-        allowed = torch.where(self._taught, TAUGHT * deviations, UNTAUGHT)
-        return after.new[0] > before.new[0] or bool((before.drawn - after.drawn > allowed).any())
+        if (after.own[1] or 0) < (before.own[1] or 0):
+            return True
+        known = torch.maximum(before.drawn, self._first)  # so that small losses do not add up
+        deviations = (known * (1 - known) / self._counts).sqrt()
+        allowed = torch.where(self._taught, (TAUGHT * deviations).clamp_min(UNTAUGHT), UNTAUGHT)
+        return bool((known - after.drawn > allowed).any())
+
+    def _right(self, head: Head) -> Tensor:
+        """The share of draws of each class that a head gets right."""
+        right = logits(head, self._drawn.features).argmax(1) == self._drawn.labels
+        return right.view(-1, DRAWS).double().mean(1)
 
 
 def lesson_for(
-    network: MaskedNetwork, name: str, training: Seen, validation: Items, contradicted: Sequence[int]
+    network: MaskedNetwork, name: str, training: Seen, targets: Tensor, validation: Items, contradicted: Sequence[int]
 ) -> Lesson:
     """The new items as a finished task's head sees them, without those of contradicted classes."""
     classes = len(network.finished[name].classes)
     trusted = torch.ones(classes, dtype=torch.bool, device=network.device)
     trusted[list(contradicted)] = False
     checked = seen_by_head(network, validation, name) if len(validation) else training[training.labels < 0]
+    targets = targets[: len(training)].to(training.features)[trusted[training.labels]]
     training, checked = (part[trusted[part.labels]] for part in (training, checked))
-    return Lesson(training, checked, torch.bincount(training.labels, minlength=classes) > 0)
+    taught = torch.bincount(training.labels, minlength=classes) > 0
+    return Lesson(training, targets * taught, checked, taught)
 
 
 def improve_head(
@@ -144,9 +157,9 @@ def _train(head: Head, lesson: Lesson, met: HeadInputs, settings: Transfer, gene
             drawn = met.as_met(max(1, round(per_item * len(batch))), generator).features
             answers = logits(head, drawn).softmax(1)
             # The new items say nothing of classes they do not have.
-            said = logits(learned, new.features[batch]).masked_fill(unknown, -torch.inf)
+            said = logits(learned, new.features[batch]).masked_fill(unknown, NEVER)
             kept = F.cross_entropy(logits(learned, drawn), answers)
-            loss = F.cross_entropy(said, new.labels[batch]) + per_item * kept
+            loss = F.cross_entropy(said, lesson.targets[batch]) + per_item * kept
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+KNOWS = 0.5  # a task's agreement with its own labels (kappa) from which on it is believed to contradict others
 DOUBT = 0.01  # the probability, over all classes, of finding a contradiction where there is none
 
 
@@ -23,12 +24,17 @@ class Evidence:
     contradicted: Mapping[int, int]  # classes whose items it clearly takes for one other class, with that class
 
 
-def evidence(answers: Tensor, labels: Tensor, classes: int) -> Evidence:
-    """The evidence in answers (class numbers) to labelled items."""
+def answered(answers: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """How often items of each class got each answer: `[label, answer]`."""
     counts = torch.zeros(classes, classes, dtype=torch.int64)
-    counts.index_put_((labels.cpu(), answers.cpu()), torch.ones(len(labels), dtype=torch.int64), accumulate=True)
-    taken = {number: _taken_for(counts[number], number) for number in range(classes)}
-    return Evidence(kappa(counts), {number: other for number, other in taken.items() if other is not None})
+    return counts.index_put_((labels.cpu(), answers.cpu()), torch.ones(len(labels), dtype=torch.int64), accumulate=True)
+
+
+def evidence(counts: Tensor, own: Tensor) -> Evidence:
+    """The evidence in what an earlier task answered to new items, beside what it answers to its own held-back ones."""
+    taken = {number: _taken_for(counts[number], own[number], number) for number in range(len(counts))}
+    knows = kappa(own) >= KNOWS
+    return Evidence(kappa(counts), {number: other for number, other in taken.items() if knows and other is not None})
 
 
 def kappa(counts: Tensor) -> float:
@@ -39,13 +45,15 @@ def kappa(counts: Tensor) -> float:
     return (agreed - by_chance) / (1 - by_chance) if by_chance < 1 else agreed
 
 
-def _taken_for(answers: Tensor, label: int) -> int | None:
-    """The one other class that the counted answers to items of a class say it is, if they do (a sign test)."""
+def _taken_for(answers: Tensor, own: Tensor, label: int) -> int | None:
+    """The one other class that items of a class are taken for: more often than for it, and than its own items are."""
     from scipy.stats import binomtest  # slow to import, and needed once a task
 
     others = answers.clone()
     others[label] = -1
-    right, other = int(answers[label]), int(others.max())
-    if other <= right or binomtest(other, other + right, 0.5, "greater").pvalue >= DOUBT / len(answers):
+    best = int(others.argmax())
+    right, other = int(answers[label]), int(others[best])
+    usual = (int(own[best]) + 1) / (int(own[best]) + int(own[label]) + 2)
+    if other <= right or binomtest(other, other + right, usual, "greater").pvalue >= DOUBT / len(answers):
         return None
-    return int(others.argmax())
+    return best

@@ -24,6 +24,7 @@ FEATURE_BYTES = 1 << 26  # what the features of a task's items may take
 DIRECTIONS = 64  # of the spread within classes that are kept
 FREEDOM = 5  # degrees of freedom of the draws, Student's t: far more far ones than of a Gaussian
 NARROWEST, WIDEST = 1.0, 8.0  # between which the stretch is looked for: training items are never further out
+TINY = 1e-30  # a variance that is none
 HALVINGS = 12  # of the distance between them, until it is found
 
 
@@ -46,12 +47,14 @@ class HeadInputs:
     """The distribution of a head's inputs over its own task's data, class by class."""
 
     means: Tensor  # [classes, features]
-    counts: Tensor  # [classes], how many items each had
+    counts: Tensor  # [classes], how many items each had, as floats
     sizes: Tensor  # [classes], how far its items lie from their mean, 1 on average
     spread: Tensor  # [k, features]: the directions in which items vary around their mean, as long as they vary,
     rest: Tensor  # [1]: and how much they vary in every other
     stretch: Tensor  # [1]: what makes draws as hard as the data
-    space: Tensor  # [k, features], orthonormal: the directions that hold nearly all of the inputs; empty if not needed
+    space: (
+        Tensor  # [k, features], orthonormal: the directions that hold nearly all of the inputs; empty if nobody asked
+    )
 
     def draw(self, classes: Tensor, generator: torch.Generator) -> Seen:
         """An input of each of these classes."""
@@ -98,7 +101,7 @@ class HeadInputs:
         rows = torch.cat([*(part.spread * share.sqrt() for part, share in parts), apart / all_items.sqrt()])
         variance = squares.sum() / all_items
         spread, rest = _spread(rows, rows.square().sum(), variance)
-        sizes = (squares / counts.clamp_min(1) / variance).sqrt()
+        sizes = (squares / counts.clamp_min(1) / variance.clamp_min(TINY)).sqrt()
         return replace(self, means=means, counts=counts, sizes=sizes, spread=spread, rest=rest)
 
     def _squares(self) -> Tensor:
@@ -130,9 +133,9 @@ def seen_by_head(network: MaskedNetwork, items: Items, name: str) -> Seen:
 def describe_inputs(seen: Seen, classes: int, energy: float | None) -> HeadInputs:
     """The distribution of a task's head inputs, from its training items; without an energy, no space is taken."""
     features, labels = seen.features, seen.labels
-    counts = torch.bincount(labels, minlength=classes)
-    sums = torch.zeros(classes, features.shape[1], device=features.device).index_add_(0, labels, features)
-    means = sums / counts.clamp_min(1).unsqueeze(1)
+    members = F.one_hot(labels, classes).to(features.dtype).T  # a product of matrices adds in the same order everywhere
+    counts = members.sum(1)
+    means = members @ features / counts.clamp_min(1).unsqueeze(1)
     within = features - means[labels]
     freedom = max(1, len(features) - int((counts > 0).sum()))
     variance = within.square().sum() / freedom
@@ -140,11 +143,11 @@ def describe_inputs(seen: Seen, classes: int, energy: float | None) -> HeadInput
     return HeadInputs(
         means,
         counts,
-        _sizes(within, labels, counts, variance),
+        _sizes(members @ within.square().sum(1), counts, variance),
         spread,
         rest,
         torch.ones(1, device=features.device),
-        principal(features, energy)[0] if energy else features[:0],
+        principal(features, energy)[0] if energy else features.new_zeros(0, features.shape[1]),
     )
 
 
@@ -156,11 +159,10 @@ def _spread(rows: Tensor, energy: Tensor, variance: Tensor) -> tuple[Tensor, Ten
     return directions * held.sqrt().unsqueeze(1), rest
 
 
-def _sizes(within: Tensor, labels: Tensor, counts: Tensor, variance: Tensor) -> Tensor:
+def _sizes(squares: Tensor, counts: Tensor, variance: Tensor) -> Tensor:
     """How far the items of each class lie from its mean, as a multiple of what they do on average.
 
     Of few items that is a bad guess, so it is drawn towards 1 as if by five average ones.
     """
-    squares = torch.zeros(len(counts), device=within.device).index_add_(0, labels, within.square().sum(1))
     guess = (squares + 5 * variance) / ((counts - 1).clamp_min(0) + 5)
-    return (guess / variance.clamp_min(torch.finfo(variance.dtype).tiny)).sqrt()
+    return (guess / variance.clamp_min(TINY)).sqrt()

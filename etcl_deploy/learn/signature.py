@@ -15,14 +15,13 @@ from torch import Tensor
 
 from etcl_deploy.config import Similarity
 from etcl_deploy.core.task import Items, load
-from etcl_deploy.learn.evidence import evidence
+from etcl_deploy.learn.evidence import answered, evidence, kappa
 from etcl_deploy.learn.head_inputs import HeadInputs, logits
-from etcl_deploy.learn.similarity import DISTANCES, Comparison, SampleSignature, by_distance, relative_gaps
+from etcl_deploy.learn.similarity import DISTANCES, RULES, Comparison, SampleSignature, by_distance, relative_gaps
 from etcl_deploy.network.masked_network import MaskedNetwork
 
 MAX_SAMPLE = 2000  # items of a sample: more would tell nothing new
 RESAMPLES = 10  # of a sample, to find how uncertain a gap is
-KNOWS = 0.5  # agreement of a task with its own labels from which on its answers can contradict others
 LEAST = 0.1  # agreement below which nothing is agreed, however little a task knows of its own items
 
 
@@ -33,13 +32,13 @@ class TaskSignature:
     original: SampleSignature  # of a sample of it, in a network that never learned
     learned: SampleSignature  # of the same sample, in its own sub-network
     inputs: HeadInputs
-    agreement: Tensor  # [1], of its answers with the labels of its own validation items (kappa); nan without any
+    answers: Tensor  # [label, answer], how often it gave each to its own held-back items
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it as named tensors."""
         parts = {"original": self.original, "learned": self.learned}
         pieces = {f"{name}/{p.name}": getattr(part, p.name) for name, part in parts.items() for p in fields(part)}
-        return {**pieces, **self.inputs.tensors("inputs"), "agreement": self.agreement}
+        return {**pieces, **self.inputs.tensors("inputs"), "answers": self.answers}
 
     @classmethod
     def of(cls, memory: Mapping[str, Tensor]) -> TaskSignature:
@@ -49,7 +48,12 @@ class TaskSignature:
             SampleSignature(*(memory[f"{part}/{piece.name}"].cpu() for piece in fields(SampleSignature)))
             for part in ("original", "learned")
         )
-        return cls(original, learned, HeadInputs.of(memory, "inputs"), memory["agreement"])
+        return cls(original, learned, HeadInputs.of(memory, "inputs"), memory["answers"].cpu())
+
+    @property
+    def agreement(self) -> float:
+        """How well it agrees with the labels of its own held-back items (kappa); 1 if there are none to tell."""
+        return kappa(self.answers) if self.answers.any() else 1.0
 
 
 def sample(items: Items, settings: Similarity, generator: torch.Generator) -> Items:
@@ -88,20 +92,17 @@ class Comparer:
         untrained = self._untrained_features(items)
         original = self._describe(untrained)
         signatures = self._nearest(original, signatures)
-        resamples = self._resamples(len(items))
-        redrawn = [self._describe(untrained[chosen]) for chosen in resamples]
-        distances, originals, deviations = [], [], []
+        distances, originals = [], []
         features = {name: self.network.embed(items.images, name) for name in signatures}
         for name, signature in signatures.items():
-            learned = features[name].cpu()
-            distances.append(self.distance.between(signature.learned, self._describe(learned)))
+            distances.append(self.distance.between(signature.learned, self._describe(features[name].cpu())))
             originals.append(self.distance.between(signature.original, original))
-            again = [self._describe(learned[chosen]) for chosen in resamples]
-            deviations.append(self._deviation(signature, again, redrawn))
-        rule, margin, doubt = self.settings.rule, self.settings.margin, self.settings.doubt
+        gaps = RULES[self.settings.rule](distances, originals)
+        deviations = self._deviations(gaps, signatures, features, untrained)
+        found = by_distance(list(signatures), distances, originals, gaps, deviations, self.settings)
         return tuple(
             self._verdict(comparison, signatures[comparison.task], features[comparison.task], items.labels, classes)
-            for comparison in by_distance(list(signatures), distances, originals, deviations, rule, margin, doubt)
+            for comparison in found
         )
 
     def _verdict(
@@ -114,11 +115,11 @@ class Comparer:
     ) -> Comparison:
         """The verdict once the earlier task's answers to the new items are held against their labels."""
         state = self.network.finished[comparison.task]
-        own = float(signature.agreement.nan_to_num(1.0))
+        own = signature.agreement
         if state.classes == classes:
-            found = evidence(logits(state.head, features).argmax(1), labels.to(features.device), len(classes))
-            against = found.contradicted if own >= KNOWS else {}
-            names = {classes[number]: classes[other] for number, other in against.items()}
+            counts = answered(logits(state.head, features).argmax(1), labels, len(classes))
+            found = evidence(counts, signature.answers)
+            names = {classes[number]: classes[other] for number, other in found.contradicted.items()}
             comparison = replace(comparison, agreement=found.kappa, contradicted=names)
         if self.settings.similar == "all":
             return replace(comparison, similar=True, reason="all tasks are taken for similar")
@@ -139,21 +140,29 @@ class Comparer:
     def _describe(self, features: Tensor) -> SampleSignature:
         return self.distance.describe(features, self.settings.energy)
 
-    def _resamples(self, count: int) -> list[Tensor]:
-        """Samples of a sample of `count` items, with replacement; none where nobody asks how uncertain a gap is."""
+    def _deviations(
+        self,
+        gaps: Sequence[float],
+        signatures: Mapping[str, TaskSignature],
+        features: Mapping[str, Tensor],
+        untrained: Tensor,
+    ) -> list[float]:
+        """The deviation of every gap over samples of the sample; 0 where it cannot change the verdict."""
+        asked = self.settings.doubt > 0 and self.settings.rule == "relative"
+        unsure = [asked and 0 < gap < self.settings.margin for gap in gaps]
+        if not any(unsure):
+            return [0.0] * len(gaps)
         generator = torch.Generator().manual_seed(0)
-        wanted = RESAMPLES if self.settings.doubt else 0
-        return [torch.randint(count, (count,), generator=generator) for _ in range(wanted)]
-
-    def _deviation(
-        self, signature: TaskSignature, learned: Sequence[SampleSignature], untrained: Sequence[SampleSignature]
-    ) -> float:
-        """The deviation of a gap over samples of the sample."""
-        if not learned:
-            return 0.0
-        distances = [self.distance.between(signature.learned, again) for again in learned]
-        originals = [self.distance.between(signature.original, again) for again in untrained]
-        return float(np.std(relative_gaps(distances, originals), ddof=1))
+        resamples = [torch.randint(len(untrained), (len(untrained),), generator=generator) for _ in range(RESAMPLES)]
+        redrawn = [self._describe(untrained[chosen]) for chosen in resamples]
+        deviations = []
+        for (name, signature), wanted in zip(signatures.items(), unsure, strict=True):
+            learned = features[name].cpu()
+            again = [self._describe(learned[chosen]) for chosen in resamples if wanted]
+            distances = [self.distance.between(signature.learned, one) for one in again]
+            originals = [self.distance.between(signature.original, one) for one in redrawn if wanted]
+            deviations.append(float(np.std(relative_gaps(distances, originals), ddof=1)) if wanted else 0.0)
+        return deviations
 
     def _nearest(
         self, original: SampleSignature, signatures: Mapping[str, TaskSignature]

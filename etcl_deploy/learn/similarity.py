@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from etcl_deploy.config import Similarity
 from etcl_deploy.learn.projection import principal
 
 SAME = 1e-6  # a distance below which two samples are the same
@@ -53,7 +54,7 @@ class Comparison:
     distance: float  # in the earlier task's sub-network
     original: float  # in the network that never learned
     gap: float  # what the rule compares with the margin
-    deviation: float  # of the gap, by bootstrap over items; 0 where nobody asked
+    deviation: float  # of the gap, by bootstrap over items; 0 where it could not change the verdict
     near: bool  # by distances alone
     similar: bool
     reason: str
@@ -171,16 +172,15 @@ def by_distance(
     tasks: Sequence[str],
     distances: Sequence[float],
     originals: Sequence[float],
+    gaps: Sequence[float],
     deviations: Sequence[float],
-    rule: str,
-    margin: float,
-    doubt: float,
+    settings: Similarity,
 ) -> tuple[Comparison, ...]:
     """A verdict on every earlier task by distances alone (Eq. SDM), a gap being larger by `doubt` of its deviations."""
     made = []
-    gaps = RULES[rule](distances, originals)
+    margin = settings.margin
     for task, distance, original, gap, deviation in zip(tasks, distances, originals, gaps, deviations, strict=True):
-        near = gap > 0 and gap + doubt * deviation >= margin
+        near = gap > 0 and gap + settings.doubt * deviation >= margin
         reason = f"gap {gap:.2f}{f' ± {deviation:.2f}' if deviation else ''} {'>=' if near else '<'} {margin:g}"
         if gap <= 0:
             reason = "learning brought them no closer"

@@ -115,7 +115,7 @@ def learn_task(
 
 def _held_back(task: Task, position: int, options: Learning) -> Items:
     """The validation items of the task that was learned at a position, from 1."""
-    return task.training.split(options.validation_share, seeded(options.seed, position, 0))[1]
+    return task.training.validation(options.validation_share, seeded(options.seed, position, 0))
 
 
 def _begin(
@@ -146,6 +146,7 @@ def _begin(
         probes.append(_probe(method, replace(context, start=start), lessons, begin(start)))
     probed = [probe.accuracy for probe in probes]
     start = method.choose_start(context, starts, probed)
+    context.group.same(str(start), "the start")
     progress, best = begin(start), probes[starts.index(start)]
     progress.restore(best.checkpoint)  # its epochs are not learned again
     progress.probed = probed

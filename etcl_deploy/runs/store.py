@@ -44,7 +44,7 @@ from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.runs import tensors as parts
 from etcl_deploy.settings import config_from, missing_from
 
-FORMAT = 1
+FORMAT = 2
 RECORD = "run.json"
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Items
 from etcl_deploy.learn.backward import OldTask, improve_head, lesson_for, take_head
 from etcl_deploy.learn.events import Compared, Warned
-from etcl_deploy.learn.evidence import evidence
+from etcl_deploy.learn.evidence import answered
 from etcl_deploy.learn.forward import align, guide, pull, pull_target
 from etcl_deploy.learn.head_inputs import HeadInputs, Seen, describe_inputs, logits, seen_by_head
 from etcl_deploy.learn.methods.method import Method, TaskContext
@@ -50,6 +50,7 @@ class Etcl(Method):
         self._comparisons: dict[str, Comparison] = {}
         self._target: Tensor | None = None  # the direction the new head is drawn to
         self._signatures: dict[str, TaskSignature] = {}
+        self._probabilities = torch.empty(0)  # [items, classes], what the training items are learned as
         self._seen: dict[str, Seen] = {}  # the training items as similar tasks see them
         self._old_heads: dict[str, Tensor] = {}  # of similar tasks, learned along with the new one
 
@@ -71,7 +72,7 @@ class Etcl(Method):
     def choose_start(self, context: TaskContext, starts: Sequence[str | None], probed: Sequence[float]) -> str | None:
         """What learned more; a task that is not known to be similar has to be clearly better than nothing."""
         chosen = starts[0]
-        if probed:
+        if len(probed) == len(starts) == 2:
             model = self._comparisons[starts[1] or ""]
             cold, warm = probed
             share = (cold + warm) / 200
@@ -85,7 +86,7 @@ class Etcl(Method):
         context.report(Compared(context.task.name, tuple(self._comparisons.values())))
         for comparison in self._comparisons.values():
             if comparison.near and comparison.contradicted:
-                context.report(Warned(context.task.name, _in_words(comparison)))
+                context.report(Warned(context.task.name, _in_words(comparison, self.options.transfer.backward)))
         return chosen
 
     def begin(self, context: TaskContext) -> TaskTraining:
@@ -113,17 +114,18 @@ class Etcl(Method):
     def lessons(self, context: TaskContext) -> Items:
         """Training items with class probabilities: partly their labels, partly what similar tasks say of them."""
         share, classes = self.options.transfer.advice, context.task.classes
-        self._seen = {
-            state.name: seen_by_head(self.network, context.training, state.name) for state in self._trusted(classes)
-        }
-        if not share or not self._seen:
+        trusted = self._trusted(classes) if share else []
+        self._seen = {state.name: seen_by_head(self.network, context.training, state.name) for state in trusted}
+        self._probabilities = F.one_hot(context.training.labels, len(classes)).to(torch.get_default_dtype())
+        if not self._seen:
             return context.training
-        labels = context.training.labels
-        said = [logits(self.network.finished[name].head, seen.features).softmax(1) for name, seen in self._seen.items()]
-        advice = torch.stack(said).mean(0).to(labels.device)
-        targets = F.one_hot(labels, len(classes)).to(advice.dtype)
-        targets[: len(advice)].lerp_(advice, share)
-        return replace(context.training, labels=targets)
+        said = [logits(state.head, self._seen[state.name].features).softmax(1) for state in trusted]
+        advice = torch.stack(said).mean(0).to(self._probabilities.device)
+        advised = self._probabilities[: len(advice)]
+        # Only of classes that the advice knows as such: of others it would teach another name.
+        knows = (advised.T @ advice).argmax(1) == torch.arange(len(classes), device=advice.device)
+        advised.lerp_(advice, share * (advised @ knows.to(advice).unsqueeze(1)))
+        return replace(context.training, labels=self._probabilities)
 
     def first_step(self, progress: TaskTraining, training: Items) -> None:
         """Forward transfer as in the paper: one step along the score gradients through both masks."""
@@ -169,11 +171,15 @@ class Etcl(Method):
         network, name = self.network, state.name
         contradicted = [context.task.classes.index(label) for label in self._comparisons[name].contradicted]
         training = self._seen.pop(name, None) or seen_by_head(network, context.training, name)
-        lesson = lesson_for(network, name, training, context.validation, contradicted)
+        lesson = lesson_for(network, name, training, self._probabilities, context.validation, contradicted)
         inputs, key = self._signatures[name].inputs, f"met/{name}"
         met = HeadInputs.of(self.memory, key) if f"{key}/means" in self.memory else inputs
-        own = seen_by_head(network, context.held[name], name) if name in context.held else None
-        old = OldTask(name, inputs, met, own)
+        held = context.held.get(name)
+        if held is None or len(held) != self._signatures[name].answers.sum():  # or other items were held back then
+            own = None
+        else:
+            own = seen_by_head(network, held, name)
+        old = OldTask(name, inputs, met, context.past[name].head, own)
         if name in self._old_heads:
             head = {**state.head, "weight": self._old_heads[name].detach()}
             return take_head(network, old, lesson, head, context.generator)
@@ -186,16 +192,16 @@ class Etcl(Method):
     def _signature(self, context: TaskContext) -> TaskSignature:
         name, classes = context.task.name, len(context.task.classes)
         head = self.network.finished[name].head
-        energy = self.options.transfer.head_energy if self.options.transfer.backward == "in_loop" else None
-        inputs = describe_inputs(seen_by_head(self.network, context.training, name), classes, energy)
-        agreement = torch.full((1,), torch.nan)
+        inputs = describe_inputs(
+            seen_by_head(self.network, context.training, name), classes, self.options.transfer.head_energy
+        )
+        answers = torch.zeros(classes, classes, dtype=torch.int64)
         if len(context.validation):
             held = seen_by_head(self.network, context.validation, name)
-            answers = logits(head, held.features).argmax(1)
-            agreement = torch.tensor([evidence(answers, held.labels, classes).kappa])
-            inputs = inputs.as_hard_as(head, float((answers == held.labels).sum()) / (len(held) + 1))
+            answers = answered(logits(head, held.features).argmax(1), held.labels, classes)
+            inputs = inputs.as_hard_as(head, float(answers.trace()) / (len(held) + 1))
         learned = self.comparer.learned(self._items, name)
-        return TaskSignature(self.comparer.original(self._items), learned, inputs, agreement)
+        return TaskSignature(self.comparer.original(self._items), learned, inputs, answers)
 
     def _similar(self) -> list[TaskState]:
         """The similar tasks, the most similar first."""
@@ -222,14 +228,12 @@ class Etcl(Method):
         return max(near, key=rank).task if near else None
 
 
-def _in_words(comparison: Comparison) -> str:
+def _in_words(comparison: Comparison, backward: str) -> str:
     """What an earlier task says against the names of the new one's classes."""
     pairs = [f"{name!r} as its {other!r}" for name, other in comparison.contradicted.items()]
     shown = ", ".join(pairs[:3]) + (f" and {len(pairs) - 3} more" if len(pairs) > 3 else "")
-    return (
-        f"{comparison.task!r} knows {shown}: are names swapped, or used for something else? "
-        "Such classes teach that task nothing"
-    )
+    then = " Such classes teach that task nothing" if backward == "replay" else ""
+    return f"{comparison.task!r} knows {shown}: are names swapped, or used for something else?{then}"
 
 
 class Wsn(Etcl):
