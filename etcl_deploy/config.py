@@ -142,7 +142,7 @@ class Transfer(ConfigSection):
     pull: ZeroOrMore = 1.0  # weight of `1 - cos(head, similar head)` in the loss of new heads (Eq. Lsim)
     head_epochs: AtLeastOne = 20  # replay: passes over the new task's features for an old head
     head_rate: Positive = 0.001  # replay: learning rate of old heads
-    head_draws: Positive = 3.0  # replay: draws from an old head's own inputs for each new item
+    head_draws: Positive = 1.0  # replay: draws from an old head's own inputs for each new item
     head_energy: Share = 0.95  # in_loop: share of its data's squared norm that an old head's protected space holds
 
 
