@@ -212,7 +212,8 @@ class Config(ConfigSection):
     recipe: str | None = None
     sequence: str | dict[str, Any] | None = None  # the tasks: see data/sequences.py
     tasks: AtLeastOne | None = None  # only the first so many
-    checkpoint_seconds: ZeroOrMore = 30.0  # the state is written this often: a crash costs no more than that
+    # The state is written this often: a crash costs no more than that, but within a probe, which is done again.
+    checkpoint_seconds: ZeroOrMore = 30.0
     memory_gb: ZeroOrMore = 4.0  # memory for images from files; if they need more, every epoch reads them from disk
     images: Images = field(default_factory=Images)
     network: Network = field(default_factory=Network)

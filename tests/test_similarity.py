@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from etcl_deploy.config import Similarity
 from etcl_deploy.learn.projection import principal
 from etcl_deploy.learn.similarity import DISTANCES, RULES, Comparison, SampleSignature, by_distance, transport
 
@@ -68,8 +67,7 @@ def test_items_that_are_all_alike_have_a_signature() -> None:
 def decided(distances: list[float], originals: list[float], rule: str, margin: float) -> list[Comparison]:
     """Verdicts on tasks a, b, ... whose gaps are certain."""
     tasks, gaps = list("abcd"[: len(distances)]), RULES[rule](distances, originals)
-    settings = Similarity(margin=margin)
-    return list(by_distance(tasks, distances, originals, gaps, [0.0] * len(distances), settings))
+    return list(by_distance(tasks, distances, originals, gaps, [0.0] * len(distances), margin, 2.0))
 
 
 def test_the_relative_rule() -> None:
@@ -85,10 +83,10 @@ def test_the_relative_rule() -> None:
 @pytest.mark.parametrize(("deviation", "near"), [(0.04, False), (0.06, True)])
 def test_a_gap_that_may_be_enough_is(deviation: float, near: bool) -> None:
     """The distance only proposes: what is uncertain is left to the labels and to a probe."""
-    (one,) = by_distance(["a"], [0.6], [1.0], [0.4], [deviation], Similarity(margin=0.5))
+    (one,) = by_distance(["a"], [0.6], [1.0], [0.4], [deviation], 0.5, 2.0)
     assert (one.near, one.gap) == (near, pytest.approx(0.4))
     assert one.reason.startswith(f"gap 0.40 ± {deviation}")
-    (further,) = by_distance(["a"], [1.1], [1.0], [-0.1], [10.0], Similarity(margin=0.5))
+    (further,) = by_distance(["a"], [1.1], [1.0], [-0.1], [10.0], 0.5, 2.0)
     assert not further.near, "however uncertain, learning brought them no closer"
 
 

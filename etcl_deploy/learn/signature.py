@@ -99,7 +99,8 @@ class Comparer:
             originals.append(self.distance.between(signature.original, original))
         gaps = RULES[self.settings.rule](distances, originals)
         deviations = self._deviations(gaps, signatures, features, untrained)
-        found = by_distance(list(signatures), distances, originals, gaps, deviations, self.settings)
+        margin, doubt = self.settings.margin, self.settings.doubt
+        found = by_distance(list(signatures), distances, originals, gaps, deviations, margin, doubt)
         return tuple(
             self._verdict(comparison, signatures[comparison.task], features[comparison.task], items.labels, classes)
             for comparison in found

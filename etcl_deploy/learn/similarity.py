@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etcl_deploy.config import Similarity
 from etcl_deploy.learn.projection import principal
 
 SAME = 1e-6  # a distance below which two samples are the same
@@ -174,13 +173,13 @@ def by_distance(
     originals: Sequence[float],
     gaps: Sequence[float],
     deviations: Sequence[float],
-    settings: Similarity,
+    margin: float,
+    doubt: float,
 ) -> tuple[Comparison, ...]:
     """A verdict on every earlier task by distances alone (Eq. SDM), a gap being larger by `doubt` of its deviations."""
     made = []
-    margin = settings.margin
     for task, distance, original, gap, deviation in zip(tasks, distances, originals, gaps, deviations, strict=True):
-        near = gap > 0 and gap + settings.doubt * deviation >= margin
+        near = gap > 0 and gap + doubt * deviation >= margin
         reason = f"gap {gap:.2f}{f' ± {deviation:.2f}' if deviation else ''} {'>=' if near else '<'} {margin:g}"
         if gap <= 0:
             reason = "learning brought them no closer"
