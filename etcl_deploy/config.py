@@ -132,7 +132,8 @@ class Transfer(ConfigSection):
     # A warm start is tried against a cold one for so many epochs, at most a tenth of all (below ten none); what has
     # learned more goes on. 0: no trial, and a warm start only from a task that is similar without one.
     probe_epochs: Annotated[int, Limit(lambda v: v >= 0, "0 or more")] = 2
-    # Share of a label that is what similar tasks with equal classes say of the item, on average; 0: the label alone.
+    # Share of a label that is what similar tasks with equal classes say of the item, if very many are asked, in the
+    # first epoch; less with fewer of them, and from epoch to epoch. 0: the label alone.
     advice: ZeroToOne = 0.5
     # Backwards. replay: when a task is learned, heads of similar tasks with equal classes learn from its items and from
     # draws from their own inputs, and what does harm is not kept; in_loop: they move at every step, by `pull` alone and

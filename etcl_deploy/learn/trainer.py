@@ -103,10 +103,9 @@ def learn_task(
         report(Warned(task.name, warning))
     context = TaskContext(task, training, validation, past, generator, report, distributed, held)
     starts = method.starts(context)
-    lessons = method.lessons(context)
-    progress = _begin(method, context, lessons, starts, checkpoint)
+    progress = _begin(method, context, starts, checkpoint)
     while not progress.is_over:
-        _learn_epoch(method, progress, lessons, validation, report)
+        _learn_epoch(method, progress, context, report)
     progress.use_best()
     method.before_batch(1.0)
     check_finite(network, training, options, task)
@@ -119,7 +118,7 @@ def _held_back(task: Task, position: int, options: Learning) -> Items:
 
 
 def _begin(
-    method: Method, context: TaskContext, lessons: Items, starts: Sequence[str | None], checkpoint: Checkpoint | None
+    method: Method, context: TaskContext, starts: Sequence[str | None], checkpoint: Checkpoint | None
 ) -> TaskTraining:
     """Begin a task from the start that learns most, or take it up where it was left."""
     random_state = context.generator.get_state()  # whatever was probed, the task goes on with the same random numbers
@@ -143,7 +142,7 @@ def _begin(
     for start in starts:
         for key, value in method.network.shared_tensors().items():
             value.copy_(untouched[key])
-        probes.append(_probe(method, replace(context, start=start), lessons, begin(start)))
+        probes.append(_probe(method, replace(context, start=start), begin(start)))
     probed = [probe.accuracy for probe in probes]
     start = method.choose_start(context, starts, probed)
     context.group.same(str(start), "the start")
@@ -164,7 +163,7 @@ class _Probe:
     epochs: Sequence[EpochDone]
 
 
-def _probe(method: Method, context: TaskContext, lessons: Items, progress: TaskTraining) -> _Probe:
+def _probe(method: Method, context: TaskContext, progress: TaskTraining) -> _Probe:
     """Learn a task for a few epochs from `context.start`. Its checkpoint has the normalization that is learned with."""
     epochs: list[EpochDone] = []
 
@@ -177,7 +176,7 @@ def _probe(method: Method, context: TaskContext, lessons: Items, progress: TaskT
 
     method.first_step(progress, context.training)
     for _ in range(method.probe_epochs):
-        _learn_epoch(method, progress, lessons, context.validation, hear)
+        _learn_epoch(method, progress, context, hear)
     checkpoint = progress.checkpoint()
     method.before_batch(1.0)
     _estimate_norms(method.network, context.training)
@@ -190,9 +189,10 @@ def _estimate_norms(network: MaskedNetwork, training: Items) -> None:
     network.estimate_norms(images for images, _ in seen)
 
 
-def _learn_epoch(method: Method, progress: TaskTraining, training: Items, validation: Items, report: Report) -> None:
+def _learn_epoch(method: Method, progress: TaskTraining, context: TaskContext, report: Report) -> None:
     """One pass over the training items, from the step where it stands; then a look at the validation items."""
-    network, options = method.network, method.options
+    network, options, validation = method.network, method.options, context.validation
+    training = method.lessons(context, progress.epoch / options.epochs)
     batches = progress.start_epoch(training)
     for batch in progress.read(training, batches[progress.step :]):
         mean_loss = training_step(method, progress, batch, _share(progress, len(batches)))

@@ -12,10 +12,10 @@ from math import sqrt
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Items
+from etcl_deploy.learn.advice import Advice
 from etcl_deploy.learn.backward import OldTask, improve_head, lesson_for, take_head
 from etcl_deploy.learn.events import Compared, Warned
 from etcl_deploy.learn.evidence import answered
@@ -50,7 +50,7 @@ class Etcl(Method):
         self._comparisons: dict[str, Comparison] = {}
         self._target: Tensor | None = None  # the direction the new head is drawn to
         self._signatures: dict[str, TaskSignature] = {}
-        self._probabilities = torch.empty(0)  # [items, classes], what the training items are learned as
+        self._advice = Advice(torch.empty(0, dtype=torch.int64), 0, {}, 0)
         self._seen: dict[str, Seen] = {}  # the training items as similar tasks see them
         self._old_heads: dict[str, Tensor] = {}  # of similar tasks, learned along with the new one
 
@@ -62,6 +62,7 @@ class Etcl(Method):
         }
         compared = self.comparer.compare(self._items, context.task.classes, self._signatures)
         self._comparisons = {comparison.task: comparison for comparison in compared}
+        self._advice = self._ask(context)
         model = self._model() if self.options.transfer.alignment == "warm_start" else None
         if model is None:
             return (None,)
@@ -111,21 +112,17 @@ class Etcl(Method):
         rate = Shares(backbone=transfer.warm_rate, head=transfer.warm_rate if start in kin else 1.0) if start else FULL
         return self.prepare(context, rate, self._old_heads)
 
-    def lessons(self, context: TaskContext) -> Items:
-        """Training items with class probabilities: partly their labels, partly what similar tasks say of them."""
+    def lessons(self, context: TaskContext, done: float) -> Items:
+        """Training items with their labels and, at first more than later, what similar tasks say of them."""
+        return replace(context.training, labels=self._advice.targets(1 - done)) if self._seen else context.training
+
+    def _ask(self, context: TaskContext) -> Advice:
+        """Ask similar tasks about the training items."""
         share, classes = self.options.transfer.advice, context.task.classes
         trusted = self._trusted(classes) if share else []
         self._seen = {state.name: seen_by_head(self.network, context.training, state.name) for state in trusted}
-        self._probabilities = F.one_hot(context.training.labels, len(classes)).to(torch.get_default_dtype())
-        if not self._seen:
-            return context.training
-        said = [logits(state.head, self._seen[state.name].features).softmax(1) for state in trusted]
-        advice = torch.stack(said).mean(0).to(self._probabilities.device)
-        advised = self._probabilities[: len(advice)]
-        # Only of classes that the advice knows as such: of others it would teach another name.
-        knows = (advised.T @ advice).argmax(1) == torch.arange(len(classes), device=advice.device)
-        advised.lerp_(advice, share * (advised @ knows.to(advice).unsqueeze(1)))
-        return replace(context.training, labels=self._probabilities)
+        said = {state.name: logits(state.head, self._seen[state.name].features).softmax(1) for state in trusted}
+        return Advice(context.training.labels, len(classes), said, share)
 
     def first_step(self, progress: TaskTraining, training: Items) -> None:
         """Forward transfer as in the paper: one step along the score gradients through both masks."""
@@ -171,7 +168,9 @@ class Etcl(Method):
         network, name = self.network, state.name
         contradicted = [context.task.classes.index(label) for label in self._comparisons[name].contradicted]
         training = self._seen.pop(name, None) or seen_by_head(network, context.training, name)
-        lesson = lesson_for(network, name, training, self._probabilities, context.validation, contradicted)
+        lesson = lesson_for(
+            network, name, training, self._advice.targets(without=name), context.validation, contradicted
+        )
         inputs, key = self._signatures[name].inputs, f"met/{name}"
         met = HeadInputs.of(self.memory, key) if f"{key}/means" in self.memory else inputs
         held = context.held.get(name)

@@ -89,8 +89,11 @@ class Method:
         name, group = context.task.name, context.group
         return TaskTraining(self.network, name, self.options, position, parameters, extra, shares, group)
 
-    def lessons(self, context: TaskContext) -> Items:
-        """The training items as a task is to learn them: with their labels, or probabilities `[items, classes]`."""
+    def lessons(self, context: TaskContext, done: float) -> Items:
+        """The training items as they are to be learned: with labels, or with probabilities `[items, classes]`.
+
+        Called for every epoch; `done` is the share of the epochs that are over.
+        """
         return context.training
 
     def first_step(self, progress: TaskTraining, training: Items) -> None:
