@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import pinned  # noqa: F401  (first: torch reads it once)
 import torch
 
 from etcl_deploy.config import Config
@@ -32,10 +33,6 @@ from etcl_deploy.runs.store import StoredRun, load_run
 
 RESULTS = Path(__file__).parent / "results"
 SIGNS = {"<=": operator.le, ">=": operator.ge, "=": operator.eq, ">": operator.gt}
-
-# Read when the first number is computed.
-for variable, value in {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}.items():
-    os.environ.setdefault(variable, value)
 
 say = partial(print, flush=True)
 
