@@ -64,10 +64,10 @@ def network(run: Run) -> MaskedNetwork:
 
 
 def offered(run: Run, training: Items, validation: Items, own: Seen | None = None) -> HeadChange:
-    """What becomes of the old head when it is offered items as a lesson, none of its classes being suspected."""
+    """What becomes of the old head when it is offered items as a lesson, whether or not they are like its own."""
     inputs = TaskSignature.of(run.records["old"].memory).inputs
     seen, labels = seen_by_head(run.network, training, "old"), F.one_hot(training.labels, 6).float()
-    lesson = lesson_for(run.network, "old", seen, labels, validation, ())
+    lesson = lesson_for(run.network, "old", seen, labels, validation)
     old = OldTask("old", inputs, inputs, run.records["old"].head, own)
     return improve_head(run.network, old, lesson, Transfer(), torch.Generator().manual_seed(0))
 
@@ -119,7 +119,7 @@ def test_no_later_task_harms_a_class(run: Run, network: MaskedNetwork, harm: str
 
 
 def test_small_losses_do_not_add_up(run: Run, network: MaskedNetwork) -> None:
-    """Lesson after lesson with two classes swapped, none suspected: what the draws see stays within one deviation."""
+    """Lesson after lesson with two classes swapped, whether or not they are like its own: what the draws see stays within one deviation."""
     inputs = TaskSignature.of(run.records["old"].memory).inputs
     drawn = inputs.of_each(2000, torch.Generator().manual_seed(9))
 
@@ -131,7 +131,7 @@ def test_small_losses_do_not_add_up(run: Run, network: MaskedNetwork) -> None:
     for seed in range(10, 18):
         offered(run, *(HARM["swapped"](stripes(count, seed)) for count in (300, 60)))
     deviations = (first * (1 - first) / inputs.counts).sqrt()
-    assert ((first - right()) <= deviations + 0.02).all()  # and the noise of the 200 draws
+    assert ((first - right()) <= deviations + 0.05).all()  # and the noise of the 200 draws
 
 
 def test_own_items_have_the_last_word(run: Run, network: MaskedNetwork) -> None:

@@ -58,6 +58,16 @@ def test_few_items_prove_nothing() -> None:
     assert found(answers, labels).contradicted == {0: 1}
 
 
+@pytest.mark.parametrize(("wrong", "alike"), [(10, True), (5, True), (3, False)])
+def test_items_got_right_as_often_as_its_own_are_alike(wrong: int, alike: bool) -> None:
+    """Of its own items a tenth is wrong; a fifth might be chance, a third is not, and swapped classes never are."""
+    mistaken = torch.where(torch.arange(300) % wrong == 0, (LABELS + 1) % 3, LABELS)
+    own = torch.tensor([[10, 1, 1], [0, 11, 0], [1, 1, 11]])
+    assert found(mistaken, own=own).alike == alike
+    assert found(LABELS, own=own).alike
+    assert not found(torch.tensor([1, 0, 2])[LABELS], own=own).alike
+
+
 def renamed(task: Task, order: list[int]) -> Task:
     """The same images, their labels exchanged."""
     exchange = torch.tensor(order)

@@ -43,7 +43,7 @@ def learn(network: MaskedNetwork, tasks: list[Task], options: Learning) -> tuple
 @pytest.mark.parametrize("backbone", ["fcn3", "resnet18"])
 def test_with_backward_on_only_declared_heads_change(backbone: str) -> None:
     """Features keep their bits; a head changes exactly if the run says that a later task changed it."""
-    tasks = make_tasks(4)
+    tasks = make_tasks(4, items=120)
     run, seen = learn(small(backbone), tasks, ALL_SIMILAR)
     changed = 0
     for number, (before, after) in enumerate(pairwise(seen), start=1):

@@ -2,8 +2,8 @@
 
 An old task's sub-network is frozen, so the features of the new items under it are constants: computed once a task. Its
 head learns from them and from draws of all that it met before (`HeadInputs`): its own data, and what other tasks taught
-it. New items teach only classes they do not contradict, and only against each other: a missing class is not pushed
-away.
+it. Only items that are to it as its own teach it anything (evidence.py), and only their classes against each other: a
+missing class is not pushed away.
 
 An update is kept only as far as no harm is seen: not on the new task's held-back items, not on the old task's where
 they are at hand, and not in any class on draws of its own data.
@@ -11,7 +11,6 @@ they are at hand, and not in any class on draws of its own data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
 
@@ -29,14 +28,13 @@ from etcl_deploy.network.state import Head
 BATCH = 64
 NEVER = -1e4  # a logit of what cannot be; an infinite one has no product with a probability of 0
 DRAWS = 200  # a class, to hold an old head against what it knew
-UNTAUGHT = 0.01  # of its draws: what a class may lose of which the new items say nothing
-TAUGHT = 1.0  # what any other may lose, in deviations of an accuracy measured by as many items as the class had
+NOISE = 0.01  # of its draws: what any class may lose
 SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1)  # of an update that are tried, until one does no harm
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a head can learn from: new items that do not contradict it, some to learn from and some to check by."""
+    """What a head can learn from: new items, some to learn from and some to check by."""
 
     training: Seen
     targets: Tensor  # [items, classes], what the training items are to be taken for: labels, or labels and advice
@@ -86,9 +84,9 @@ class Judge:
         if (after.own[1] or 0) < (before.own[1] or 0):
             return True
         known = torch.maximum(before.drawn, self._first)  # so that small losses do not add up
-        deviations = (known * (1 - known) / self._counts).sqrt()
-        allowed = torch.where(self._taught, (TAUGHT * deviations).clamp_min(UNTAUGHT), UNTAUGHT)
-        return bool((known - after.drawn > allowed).any())
+        # What as many items as the class had could not tell; of a class that the new items do not have, one of them.
+        uncertain = torch.where(self._taught, (known * (1 - known) / self._counts).sqrt(), 1 / self._counts)
+        return bool((known - after.drawn > uncertain.clamp_min(NOISE)).any())
 
     def _right(self, head: Head) -> Tensor:
         """The share of draws of each class that a head gets right."""
@@ -96,18 +94,11 @@ class Judge:
         return right.view(-1, DRAWS).double().mean(1)
 
 
-def lesson_for(
-    network: MaskedNetwork, name: str, training: Seen, targets: Tensor, validation: Items, contradicted: Sequence[int]
-) -> Lesson:
-    """The new items as a finished task's head sees them, without those of contradicted classes."""
-    classes = len(network.finished[name].classes)
-    trusted = torch.ones(classes, dtype=torch.bool, device=network.device)
-    trusted[list(contradicted)] = False
+def lesson_for(network: MaskedNetwork, name: str, training: Seen, targets: Tensor, validation: Items) -> Lesson:
+    """The new items as a finished task's head sees them."""
     checked = seen_by_head(network, validation, name) if len(validation) else training[training.labels < 0]
-    targets = targets[: len(training)].to(training.features)[trusted[training.labels]]
-    training, checked = (part[trusted[part.labels]] for part in (training, checked))
-    taught = torch.bincount(training.labels, minlength=classes) > 0
-    return Lesson(training, targets * taught, checked, taught)
+    taught = torch.bincount(training.labels, minlength=len(network.finished[name].classes)) > 0
+    return Lesson(training, targets[: len(training)].to(training.features) * taught, checked, taught)
 
 
 def improve_head(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 KNOWS = 0.5  # a task's agreement with its own labels (kappa) from which on it is believed to contradict others
 DOUBT = 0.01  # the probability, over all classes, of finding a contradiction where there is none
+UNLIKE = 0.05  # and of finding that new items are not like its own where they are
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Evidence:
 
     kappa: float  # Cohen's: agreement with the labels beyond chance; 1 at most
     contradicted: Mapping[int, int]  # classes whose items it clearly takes for one other class, with that class
+    alike: bool  # it contradicts none, and gets them right as often as its own, as far as their numbers tell
 
 
 def answered(answers: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -34,7 +36,8 @@ def evidence(counts: Tensor, own: Tensor) -> Evidence:
     """The evidence in what an earlier task answered to new items, beside what it answers to its own held-back ones."""
     taken = {number: _taken_for(counts[number], own[number], number) for number in range(len(counts))}
     knows = kappa(own) >= KNOWS
-    return Evidence(kappa(counts), {number: other for number, other in taken.items() if knows and other is not None})
+    contradicted = {number: other for number, other in taken.items() if knows and other is not None}
+    return Evidence(kappa(counts), contradicted, not contradicted and _as_often_right(counts, own))
 
 
 def kappa(counts: Tensor) -> float:
@@ -43,6 +46,14 @@ def kappa(counts: Tensor) -> float:
     agreed = float(counts.diagonal().sum()) / total
     by_chance = float((counts.sum(0) * counts.sum(1)).sum()) / total**2
     return (agreed - by_chance) / (1 - by_chance) if by_chance < 1 else agreed
+
+
+def _as_often_right(counts: Tensor, own: Tensor) -> bool:
+    """Whether new items are got right as often as a task's own (Fisher's exact test)."""
+    from scipy.stats import fisher_exact  # slow to import, and needed once a task
+
+    right_and_wrong = [[int(part.trace()), int(part.sum() - part.trace())] for part in (counts, own)]
+    return bool(fisher_exact(right_and_wrong, "less").pvalue >= UNLIKE)
 
 
 def _taken_for(answers: Tensor, own: Tensor, label: int) -> int | None:

@@ -121,7 +121,7 @@ class Comparer:
             counts = answered(logits(state.head, features).argmax(1), labels, len(classes))
             found = evidence(counts, signature.answers)
             names = {classes[number]: classes[other] for number, other in found.contradicted.items()}
-            comparison = replace(comparison, agreement=found.kappa, contradicted=names)
+            comparison = replace(comparison, agreement=found.kappa, contradicted=names, alike=found.alike)
         if self.settings.similar == "all":
             return replace(comparison, similar=True, reason="all tasks are taken for similar")
         if not comparison.near or not self.settings.agreement:

@@ -59,6 +59,7 @@ class Comparison:
     reason: str
     agreement: float | None = None  # of the earlier task's answers with the new labels (kappa); None: other classes
     contradicted: Mapping[str, str] = field(default_factory=dict)  # new classes it clearly takes for another: that one
+    alike: bool = False  # the new items are to the earlier task as its own are: its head may learn from them
     started: bool = False  # the new task began as this one
 
 

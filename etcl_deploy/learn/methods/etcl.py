@@ -158,7 +158,10 @@ class Etcl(Method):
             return record
         changes: list[HeadChange] = []
         if self.options.transfer.backward != "off":
-            changes = [self._change_head(context, state) for state in self._kin(context.task.classes)]
+            learning = [
+                s for s in self._kin(context.task.classes) if self._comparisons[s.name].alike or self._old_heads
+            ]
+            changes = [self._change_head(context, state) for state in learning]
         return replace(
             record, memory=self._signature(context).tensors(), comparisons=comparisons, changes=tuple(changes)
         )
@@ -166,11 +169,8 @@ class Etcl(Method):
     def _change_head(self, context: TaskContext, state: TaskState) -> HeadChange:
         """Improve the head of a similar task by the new one's items, or take the head that was learned in the loop."""
         network, name = self.network, state.name
-        contradicted = [context.task.classes.index(label) for label in self._comparisons[name].contradicted]
         training = self._seen.pop(name, None) or seen_by_head(network, context.training, name)
-        lesson = lesson_for(
-            network, name, training, self._advice.targets(without=name), context.validation, contradicted
-        )
+        lesson = lesson_for(network, name, training, self._advice.targets(without=name), context.validation)
         inputs, key = self._signatures[name].inputs, f"met/{name}"
         met = HeadInputs.of(self.memory, key) if f"{key}/means" in self.memory else inputs
         held = context.held.get(name)
@@ -231,7 +231,7 @@ def _in_words(comparison: Comparison, backward: str) -> str:
     """What an earlier task says against the names of the new one's classes."""
     pairs = [f"{name!r} as its {other!r}" for name, other in comparison.contradicted.items()]
     shown = ", ".join(pairs[:3]) + (f" and {len(pairs) - 3} more" if len(pairs) > 3 else "")
-    then = " Such classes teach that task nothing" if backward == "replay" else ""
+    then = " That task's head learns nothing from this one" if backward == "replay" else ""
     return f"{comparison.task!r} knows {shown}: are names swapped, or used for something else?{then}"
 
 
