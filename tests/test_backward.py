@@ -64,7 +64,7 @@ def network(run: Run) -> MaskedNetwork:
 
 
 def offered(run: Run, training: Items, validation: Items, own: Seen | None = None) -> HeadChange:
-    """What becomes of the old head when it is offered items as a lesson, whether or not they are like its own."""
+    """What becomes of the old head when it is offered items as a lesson, though they may not be as its own."""
     inputs = TaskSignature.of(run.records["old"].memory).inputs
     seen, labels = seen_by_head(run.network, training, "old"), F.one_hot(training.labels, 6).float()
     lesson = lesson_for(run.network, "old", seen, labels, validation)
@@ -119,7 +119,7 @@ def test_no_later_task_harms_a_class(run: Run, network: MaskedNetwork, harm: str
 
 
 def test_small_losses_do_not_add_up(run: Run, network: MaskedNetwork) -> None:
-    """Lesson after lesson with two classes swapped, whether or not they are like its own: what the draws see stays within one deviation."""
+    """Lesson after lesson with two classes swapped, though it should take none: the draws see one deviation at most."""
     inputs = TaskSignature.of(run.records["old"].memory).inputs
     drawn = inputs.of_each(2000, torch.Generator().manual_seed(9))
 

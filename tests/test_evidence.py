@@ -12,7 +12,7 @@ from torch import Tensor
 from etcl_deploy.config import Learning, Similarity
 from etcl_deploy.core.task import Task
 from etcl_deploy.learn.events import Compared, Event, Warned
-from etcl_deploy.learn.evidence import Evidence, answered, evidence, kappa
+from etcl_deploy.learn.evidence import Evidence, answered, evidence, further_out, kappa
 from etcl_deploy.learn.similarity import Comparison
 from etcl_deploy.learn.trainer import learn_sequence
 
@@ -58,14 +58,14 @@ def test_few_items_prove_nothing() -> None:
     assert found(answers, labels).contradicted == {0: 1}
 
 
-@pytest.mark.parametrize(("wrong", "alike"), [(10, True), (5, True), (3, False)])
-def test_items_got_right_as_often_as_its_own_are_alike(wrong: int, alike: bool) -> None:
-    """Of its own items a tenth is wrong; a fifth might be chance, a third is not, and swapped classes never are."""
-    mistaken = torch.where(torch.arange(300) % wrong == 0, (LABELS + 1) % 3, LABELS)
-    own = torch.tensor([[10, 1, 1], [0, 11, 0], [1, 1, 11]])
-    assert found(mistaken, own=own).alike == alike
-    assert found(LABELS, own=own).alike
-    assert not found(torch.tensor([1, 0, 2])[LABELS], own=own).alike
+@pytest.mark.parametrize(("shift", "further"), [(0.0, False), (-0.5, False), (0.5, True)])
+def test_items_of_another_style_lie_further_out(shift: float, further: bool) -> None:
+    """Seventy of a task's own items are enough to tell; nearer ones, and none at all, are another matter."""
+    chance = torch.Generator().manual_seed(0)
+    own, new = (torch.randn(count, 20, generator=chance).norm(dim=1) for count in (70, 300))
+    assert further_out(new + shift, own) == further
+    assert further_out(new, own[:0])
+    assert further_out(new[:0], own)
 
 
 def renamed(task: Task, order: list[int]) -> Task:

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from etcl_deploy.config import Similarity
 from etcl_deploy.core.task import Items, load
-from etcl_deploy.learn.evidence import answered, evidence, kappa
-from etcl_deploy.learn.head_inputs import HeadInputs, logits
+from etcl_deploy.learn.evidence import answered, evidence, further_out, kappa
+from etcl_deploy.learn.head_inputs import HeadInputs, Seen, logits
 from etcl_deploy.learn.similarity import DISTANCES, RULES, Comparison, SampleSignature, by_distance, relative_gaps
 from etcl_deploy.network.masked_network import MaskedNetwork
 
 MAX_SAMPLE = 2000  # items of a sample: more would tell nothing new
 RESAMPLES = 10  # of a sample, to find how uncertain a gap is
+MAX_DISTANCES = 500  # that are kept of a task's own held-back items
 LEAST = 0.1  # agreement below which nothing is agreed, however little a task knows of its own items
 
 
@@ -33,12 +34,14 @@ class TaskSignature:
     learned: SampleSignature  # of the same sample, in its own sub-network
     inputs: HeadInputs
     answers: Tensor  # [label, answer], how often it gave each to its own held-back items
+    distances: Tensor  # of some of those from the means of their classes
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it as named tensors."""
         parts = {"original": self.original, "learned": self.learned}
         pieces = {f"{name}/{p.name}": getattr(part, p.name) for name, part in parts.items() for p in fields(part)}
-        return {**pieces, **self.inputs.tensors("inputs"), "answers": self.answers}
+        rest = {"answers": self.answers, "distances": self.distances}
+        return {**pieces, **self.inputs.tensors("inputs"), **rest}
 
     @classmethod
     def of(cls, memory: Mapping[str, Tensor]) -> TaskSignature:
@@ -48,7 +51,8 @@ class TaskSignature:
             SampleSignature(*(memory[f"{part}/{piece.name}"].cpu() for piece in fields(SampleSignature)))
             for part in ("original", "learned")
         )
-        return cls(original, learned, HeadInputs.of(memory, "inputs"), memory["answers"].cpu())
+        inputs = HeadInputs.of(memory, "inputs")
+        return cls(original, learned, inputs, memory["answers"].cpu(), memory["distances"].cpu())
 
     @property
     def agreement(self) -> float:
@@ -121,7 +125,9 @@ class Comparer:
             counts = answered(logits(state.head, features).argmax(1), labels, len(classes))
             found = evidence(counts, signature.answers)
             names = {classes[number]: classes[other] for number, other in found.contradicted.items()}
-            comparison = replace(comparison, agreement=found.kappa, contradicted=names, alike=found.alike)
+            distances = signature.inputs.distances(Seen(features, labels.to(features.device)))
+            alike = not names and not further_out(distances, signature.distances)
+            comparison = replace(comparison, agreement=found.kappa, contradicted=names, alike=alike)
         if self.settings.similar == "all":
             return replace(comparison, similar=True, reason="all tasks are taken for similar")
         if not comparison.near or not self.settings.agreement:

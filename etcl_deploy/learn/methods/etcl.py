@@ -23,7 +23,7 @@ from etcl_deploy.learn.forward import align, guide, pull, pull_target
 from etcl_deploy.learn.head_inputs import HeadInputs, Seen, describe_inputs, logits, seen_by_head
 from etcl_deploy.learn.methods.method import Method, TaskContext
 from etcl_deploy.learn.projection import outside
-from etcl_deploy.learn.signature import Comparer, TaskSignature, sample
+from etcl_deploy.learn.signature import MAX_DISTANCES, Comparer, TaskSignature, sample
 from etcl_deploy.learn.similarity import Comparison
 from etcl_deploy.learn.task_record import HeadChange, TaskRecord, most_similar_first
 from etcl_deploy.learn.task_training import FULL, Shares, TaskTraining
@@ -194,13 +194,14 @@ class Etcl(Method):
         inputs = describe_inputs(
             seen_by_head(self.network, context.training, name), classes, self.options.transfer.head_energy
         )
-        answers = torch.zeros(classes, classes, dtype=torch.int64)
+        answers, distances = torch.zeros(classes, classes, dtype=torch.int64), torch.empty(0)
         if len(context.validation):
             held = seen_by_head(self.network, context.validation, name)
             answers = answered(logits(head, held.features).argmax(1), held.labels, classes)
             inputs = inputs.as_hard_as(head, float(answers.trace()) / (len(held) + 1))
+            distances = inputs.distances(held)[:MAX_DISTANCES].cpu()
         learned = self.comparer.learned(self._items, name)
-        return TaskSignature(self.comparer.original(self._items), learned, inputs, answers)
+        return TaskSignature(self.comparer.original(self._items), learned, inputs, answers, distances)
 
     def _similar(self) -> list[TaskState]:
         """The similar tasks, the most similar first."""
