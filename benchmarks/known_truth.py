@@ -35,7 +35,7 @@ from etcl_deploy.learn.trainer import learn_sequence
 from etcl_deploy.runs.build import build_network
 
 GREY, COLOUR = Preprocessing(28, 28, 1, 0.5, 0.5), Preprocessing(32, 32, 3, 0.5, 0.5)
-ITEMS, TEST_ITEMS = 700, 200  # of a task, where there are so many
+ITEMS, TEST_ITEMS = 700, 1000  # of a task, where there are so many
 TEN = tuple(str(number) for number in range(10))
 REVIEWED = ("labels", "digits", "superclasses", "handwriting", "splits", "drawn")
 HELD_OUT = ("crops", "objects", "writers", "names", "noise")
@@ -52,12 +52,12 @@ class Draws:
     seed: int
 
     def part(self, name: str, number: int) -> tuple[Part, Part]:
-        """A random part of a data set's training items, and as many test items as a task has."""
-        train = read_data_set(name, self.root)[0].train
-        each = ITEMS + TEST_ITEMS
-        first = (5 * self.seed + number) * each % (len(train) - each + 1)
-        places = np.random.default_rng(0).permutation(len(train))[first : first + each]
-        return train.take(places[:ITEMS]), train.take(places[ITEMS:])
+        """A random part of a data set's training items, and one of its test items."""
+        source = read_data_set(name, self.root)[0]
+        chance = np.random.default_rng(0)
+        first = (5 * self.seed + number) * ITEMS % (len(source.train) - ITEMS + 1)
+        train, test = (chance.permutation(len(part)) for part in (source.train, source.test))
+        return source.train.take(train[first : first + ITEMS]), source.test.take(test[:TEST_ITEMS])
 
     def task(
         self, name: str, number: int, kind: str | None = None, change: Callable[[Part], Part] = lambda p: p
@@ -176,7 +176,7 @@ def splits(draws: Draws) -> Made:
     return [
         replace(source, name=f"{name}-{half}-0")
         for name in names
-        for half, source in enumerate(_split(name, draws, tasks=2, items=ITEMS, test_items=TEST_ITEMS))
+        for half, source in enumerate(_split(name, draws, tasks=2, items=ITEMS, test_items=TEST_ITEMS // 2))
     ]
 
 
