@@ -24,8 +24,8 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 FOLDERS = (HERE, HERE / "research", HERE.parent / "tests" / "stress")
 SCRIPTS = (
-    *("accuracy", "similarity", "step_cost", "scale", "bundle_size", "memory", "serving", "cold_task", "hostile"),
-    *("devices", "kill_resume", "fuzz", "own_data"),
+    *("accuracy", "known_truth", "harm", "step_cost", "scale", "bundle_size", "memory", "serving", "cold_task"),
+    *("hostile", "devices", "kill_resume", "fuzz", "own_data"),
 )
 GROUPS = {
     "L": "Learning",

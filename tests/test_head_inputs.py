@@ -84,3 +84,13 @@ def test_its_size_does_not_grow_with_the_items() -> None:
     assert {key: value.shape for key, value in few.items()} == {key: value.shape for key, value in many.items()}
     again = HeadInputs.of(few, "x").tensors("x")
     assert all(torch.equal(value, again[key]) for key, value in few.items())
+
+
+def test_distances_are_in_units_of_the_size_of_a_class() -> None:
+    """Items of a wide class lie as far out as those of a narrow one; of a class it never had none is told."""
+    seen = features(1, items=3000)
+    inputs = describe_inputs(seen, 3, None)
+    means = [inputs.distances(seen[seen.labels == label]).square().mean().sqrt() for label in range(3)]
+    assert max(means) < 1.05 * min(means)
+    without = describe_inputs(seen[seen.labels != 1], 3, None)
+    assert len(without.distances(seen)) == 2000
