@@ -106,8 +106,9 @@ def section(script: str) -> Iterator[str]:
     recorded: dict[str, list[str]] = {}
     for part, about in read_results(script).items():
         versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-        machine = "{architecture}, cores: {cores}, threads: {threads}".format(**about["machine"])
-        recorded.setdefault(f"with {versions}; {machine}.", []).append(part)
+        machine = ", ".join(f"{name}: {value}" for name, value in about["machine"].items())
+        commit = f"commit {about['commit'][:7]}{'' if about['clean'] else ', changed'}; " if "commit" in about else ""
+        recorded.setdefault(f"{commit}with {versions}; {machine}.", []).append(part)
     for words, parts in recorded.items():
         yield f"\nRecorded ({', '.join(parts)}) {words}"
 

@@ -55,7 +55,8 @@ def load_recipe(name: str, method: str | None = None, preset: str | None = None)
     for key in presets:
         with_preset(config.with_values({"method": "etcl"}), key, presets)
     chosen = method or config.learning.method
-    preset = stated if preset is None else preset
+    if preset is None and chosen == "etcl":  # others are compared with a recipe whatever its preset
+        preset = stated
     if preset is not None:
         return with_preset(config.with_values({"method": chosen}), preset, presets)
     return config.with_values({**methods.get(chosen, {}), "method": chosen})

@@ -85,3 +85,17 @@ def test_left_in_a_probe_or_after_it_a_run_ends_with_the_same_bytes(photos: Path
     whole = learn(photos, tmp_path / "whole", **values)
     run = interrupt(photos, tmp_path / "run", stop_at(kind, "b"), **values)
     assert resume(run, session=CPU).digest == whole.digest
+
+
+def test_a_start_that_runs_away_is_the_worse_one() -> None:
+    """Its loss is no number any more: the task goes on from the other start."""
+    first, second = make_tasks(2, items=60)
+    network = small("fcn3", width=20)
+    run = learn_sequence(network, [first], OPTIONS)
+    start = network.finished["t0"]
+    network.change_head("t0", {key: torch.full_like(value, 1e38) for key, value in start.head.items()})
+    events: list[Event] = []
+    options = varied(OPTIONS, pull=0.0, backward="off", advice=0.0)
+    learn_sequence(network, [second], options, events.append, before=run)
+    assert not started(events).started
+    assert "has 0.0 %" in started(events).reason

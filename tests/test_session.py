@@ -144,6 +144,19 @@ def test_a_task_added_later_is_the_task_learned_at_once(photos: Path, tmp_path: 
     assert load_run(tmp_path / "run").run.matrix == added.matrix
 
 
+def test_tasks_can_be_added_with_other_settings(photos: Path, tmp_path: Path) -> None:
+    """They hold from then on and are reported; here no head of an earlier task may change."""
+    run = tmp_path / "run"
+    learn(photos, run)
+    heard: list[Event] = []
+    more = tmp_path / "more"
+    shutil.copytree(photos / "a", more / "again")
+    stored = add(run, more, {"backward": "off"}, session=Session("cpu", heard.append))
+    assert stored.config.learning.transfer.backward == "off"
+    assert [event.values for event in heard if isinstance(event, SettingsChanged)] == [{"backward": "off"}]
+    assert stored.run.records["again"].changes == ()
+
+
 def test_what_cannot_be_added_changes_nothing(photos: Path, tmp_path: Path) -> None:
     """A task the run already has; a run that is not there; data that is no folder."""
     before = learn(photos, tmp_path / "run", tasks=1).digest

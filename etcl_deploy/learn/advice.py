@@ -24,6 +24,10 @@ class Advice:
         self._said = {name: probabilities.to(labels.device) for name, probabilities in said.items()}
         self._share = share
 
+    def __bool__(self) -> bool:
+        """Whether anybody gives advice."""
+        return bool(self._said) and self._share > 0
+
     def targets(self, weight: float = 1.0, without: str | None = None) -> Tensor:
         """Class probabilities `[items, classes]`: labels with `weight` of the advice, a task's own left out."""
         targets = F.one_hot(self._labels, self._classes).to(torch.get_default_dtype())

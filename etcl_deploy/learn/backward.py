@@ -2,8 +2,8 @@
 
 An old task's sub-network is frozen, so the features of the new items under it are constants: computed once a task. Its
 head learns from them and from draws of all that it met before (`HeadInputs`): its own data, and what other tasks taught
-it. Only items that are to it as its own teach it anything (evidence.py), and only their classes against each other: a
-missing class is not pushed away.
+it. Only items that are to it as its own teach it anything (evidence.py), and only their classes against each other: one
+that is missing, or much rarer than before, is not pushed away.
 
 An update is kept only as far as no harm is seen: not on the new task's held-back items, not on the old task's where
 they are at hand, and not in any class on draws of its own data.
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from etcl_deploy.config import Transfer
 from etcl_deploy.core.task import Items, percent_right
-from etcl_deploy.learn.head_inputs import HeadInputs, Seen, logits, seen_by_head
+from etcl_deploy.learn.head_inputs import HeadInputs, Seen, logits
 from etcl_deploy.learn.task_record import HeadChange
 from etcl_deploy.network.masked_network import MaskedNetwork
 from etcl_deploy.network.state import Head
@@ -29,6 +29,7 @@ BATCH = 64
 NEVER = -1e4  # a logit of what cannot be; an infinite one has no product with a probability of 0
 DRAWS = 200  # a class, to hold an old head against what it knew
 NOISE = 0.01  # of its draws: what any class may lose
+OFTEN = 0.5  # how frequent a class must be among new items to be taught, as a share of how frequent it was before
 SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1)  # of an update that are tried, until one does no harm
 
 
@@ -39,7 +40,7 @@ class Lesson:
     training: Seen
     targets: Tensor  # [items, classes], what the training items are to be taken for: labels, or labels and advice
     checked: Seen
-    classes: Tensor  # those the training items teach, one truth value each
+    taught: Tensor  # the classes these are of, one truth value each
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,11 @@ class Verdict:
 class Judge:
     """Judges a head by the new task's held-back items, by its own, and by draws of each of its classes."""
 
-    def __init__(self, old: OldTask, lesson: Lesson, generator: torch.Generator) -> None:
+    def __init__(self, old: OldTask, checked: Seen, taught: Tensor, generator: torch.Generator) -> None:
         present = old.inputs.counts.nonzero()[:, 0]
-        self._new, self._own = lesson.checked, old.own
+        self._new, self._own = checked, old.own
         self._drawn = old.inputs.of_each(DRAWS, generator)
-        self._counts, self._taught = old.inputs.counts[present], lesson.classes[present]
+        self._counts, self._taught = old.inputs.counts[present], taught[present]
         self._first = self._right(old.first)
 
     @torch.no_grad()
@@ -94,11 +95,14 @@ class Judge:
         return right.view(-1, DRAWS).double().mean(1)
 
 
-def lesson_for(network: MaskedNetwork, name: str, training: Seen, targets: Tensor, validation: Items) -> Lesson:
-    """The new items as a finished task's head sees them."""
-    checked = seen_by_head(network, validation, name) if len(validation) else training[training.labels < 0]
-    taught = torch.bincount(training.labels, minlength=len(network.finished[name].classes)) > 0
-    return Lesson(training, targets[: len(training)].to(training.features) * taught, checked, taught)
+def lesson_of(training: Seen, targets: Tensor, checked: Seen, old: OldTask) -> Lesson:
+    """The new items of classes that are about as frequent as they were: all others would push a rare one away."""
+    before = old.inputs.counts
+    found = torch.bincount(training.labels, minlength=len(before))
+    taught = (found > 0) & (found / len(training) >= OFTEN * before / before.sum().clamp_min(1))
+    targets = targets[: len(training)].to(training.features) * taught
+    chosen = taught[training.labels]
+    return Lesson(training[chosen], targets[chosen], checked[taught[checked.labels]], taught)
 
 
 def improve_head(
@@ -106,7 +110,7 @@ def improve_head(
 ) -> HeadChange:
     """Train the head of a finished task, keep as much of the update as does no harm, and report it."""
     head = network.finished[old.name].head
-    judge = Judge(old, lesson, generator)
+    judge = Judge(old, lesson.checked, lesson.taught, generator)
     before = judge(head)
     if len(lesson.training) and len(lesson.checked):
         trained = _train(head, lesson, old.met, settings, generator)
@@ -119,10 +123,10 @@ def improve_head(
 
 
 def take_head(
-    network: MaskedNetwork, old: OldTask, lesson: Lesson, head: Head, generator: torch.Generator
+    network: MaskedNetwork, old: OldTask, checked: Seen, head: Head, generator: torch.Generator
 ) -> HeadChange:
     """Give a finished task a head that was learned elsewhere, whatever it does, and report what it does."""
-    judge = Judge(old, lesson, generator)
+    judge = Judge(old, checked, torch.ones_like(old.inputs.counts, dtype=torch.bool), generator)
     return _changed(network, old.name, head, 1.0, judge(network.finished[old.name].head), judge(head))
 
 
@@ -141,13 +145,13 @@ def _train(head: Head, lesson: Lesson, met: HeadInputs, settings: Transfer, gene
     learned = {key: value.clone().requires_grad_() for key, value in head.items()}
     optimizer = torch.optim.Adam(learned.values(), lr=settings.head_rate)
     new = lesson.training
-    unknown = ~lesson.classes
+    unknown = ~lesson.taught
     per_item = settings.head_draws
     for _ in range(settings.head_epochs):
         for batch in Items(new.features, new.labels).batches(BATCH, generator):
             drawn = met.as_met(max(1, round(per_item * len(batch))), generator).features
             answers = logits(head, drawn).softmax(1)
-            # The new items say nothing of classes they do not have.
+            # The new items say nothing of classes they do not teach.
             said = logits(learned, new.features[batch]).masked_fill(unknown, NEVER)
             kept = F.cross_entropy(logits(learned, drawn), answers)
             loss = F.cross_entropy(said, lesson.targets[batch]) + per_item * kept

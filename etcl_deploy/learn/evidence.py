@@ -41,11 +41,12 @@ def evidence(counts: Tensor, own: Tensor) -> Evidence:
 def further_out(new: Tensor, own: Tensor) -> bool:
     """Whether new items lie further from the means of their classes than a task's own held-back ones (Mann-Whitney).
 
-    Another style moves a task's features long before it costs many answers. Without items nothing is known: True.
+    Another style moves a task's features long before it costs many answers. Where nothing is known (no items, or
+    classes without any spread) it is True.
     """
     from scipy.stats import mannwhitneyu
 
-    if not len(new) or not len(own):
+    if not len(new) or not len(own) or not torch.cat([new.cpu(), own.cpu()]).isfinite().all():
         return True
     return bool(mannwhitneyu(new.cpu().numpy(), own.cpu().numpy(), alternative="greater").pvalue < UNLIKE)
 

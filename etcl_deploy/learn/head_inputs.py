@@ -95,7 +95,7 @@ class HeadInputs:
         return stretched
 
     def joined(self, other: HeadInputs) -> HeadInputs:
-        """Both together, as if the items of both had been one task's; what more is known of this one stays."""
+        """Both together, as if the items of both had been one task's; the stretch is this one's; no space is kept."""
         counts = self.counts + other.counts
         all_items, each = counts.sum().clamp_min(1), counts.clamp_min(1).unsqueeze(1)
         means = (self.means * self.counts.unsqueeze(1) + other.means * other.counts.unsqueeze(1)) / each
@@ -107,7 +107,7 @@ class HeadInputs:
         variance = squares.sum() / all_items
         spread, rest = _spread(rows, rows.square().sum(), variance)
         sizes = (squares / counts.clamp_min(1) / variance.clamp_min(TINY)).sqrt()
-        return replace(self, means=means, counts=counts, sizes=sizes, spread=spread, rest=rest)
+        return HeadInputs(means, counts, sizes, spread, rest, self.stretch, self.space[:0])
 
     def _squares(self) -> Tensor:
         """The summed squared distance of each class's items from their mean."""
@@ -131,6 +131,8 @@ def logits(head: Head, features: Tensor) -> Tensor:
 
 def seen_by_head(network: MaskedNetwork, items: Items, name: str) -> Seen:
     """The inputs of a finished task's head for items; of very many, the first ones (a split has shuffled them)."""
+    if not len(items):
+        return Seen(torch.empty(0, network.plan.features, device=network.device), items.labels.to(network.device))
     items = items.at_most(FEATURE_BYTES // (4 * network.plan.features))
     return Seen(network.embed(items.images, name), items.labels.to(network.device))
 

@@ -136,6 +136,8 @@ class Comparer:
             return replace(comparison, similar=False, reason=f"{comparison.reason}, but other classes")
         similar = comparison.agreement >= max(self.settings.agreement * own, LEAST)
         told = f"answers agree with the new labels by {comparison.agreement:.2f}, with its own by {own:.2f}"
+        if similar and not (comparison.alike or comparison.contradicted):
+            told += "; of another style: it teaches that task's head nothing"
         return replace(comparison, similar=similar, reason=f"{comparison.reason}; {told}")
 
     @torch.no_grad()

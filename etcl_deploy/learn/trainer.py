@@ -10,13 +10,13 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Images, Items, Task, percent_right
+from etcl_deploy.errors import LearningError
 from etcl_deploy.learn.augment import moved
 from etcl_deploy.learn.checks import check_finite, check_tasks, diverged, fingerprint, warnings_for
 from etcl_deploy.learn.events import (
@@ -30,13 +30,15 @@ from etcl_deploy.learn.events import (
     TaskStarted,
     Warned,
 )
-from etcl_deploy.learn.methods import METHODS, Method, TaskContext
+from etcl_deploy.learn.methods import METHODS, HeldBack, Method, TaskContext
 from etcl_deploy.learn.metrics import AccuracyRow, falls
 from etcl_deploy.learn.run import Run
 from etcl_deploy.learn.task_record import TaskRecord
 from etcl_deploy.learn.task_training import Checkpoint, TaskTraining, seeded
 from etcl_deploy.network.distributed import ALONE, Batch, Distributed
 from etcl_deploy.network.masked_network import EVALUATION_BATCH, MaskedNetwork
+
+PROBE_ITEMS = 1000  # training items, in random order, from which a probe estimates normalization
 
 
 def learn_sequence(
@@ -58,18 +60,18 @@ def learn_sequence(
     check_tasks(network, tasks, options)
     run = before or Run(network)
     known = {task.name: task for task in earlier}
-    held = {task.name: _held_back(task, run.tasks.index(task.name) + 1, options) for task in earlier}
     method = METHODS[options.method](network, options)
     method.memory = run.memory
     total = len(run.tasks) + len(tasks)
     for task in tasks:
         started = time.monotonic() - (checkpoint.seconds if checkpoint else 0)
         report(TaskStarted(task.name, len(run.tasks) + 1, total))
-        learned = learn_task(method, task, run.records, report, checkpoint, distributed, held)
+        learned = learn_task(
+            method, task, run.records, report, checkpoint, distributed, _held_back(known, run, options)
+        )
         if distributed.size > 1:
             distributed.same(fingerprint(network, task.name), f"what was learned of task {task.name!r}")
         known[task.name] = task
-        held[task.name] = _held_back(task, len(run.tasks) + 1, options)
         run = replace(
             run,
             records={**run.records, task.name: learned},
@@ -91,9 +93,9 @@ def learn_task(
     report: Report,
     checkpoint: Checkpoint | None = None,
     distributed: Distributed = ALONE,
-    held: Mapping[str, Items] = MappingProxyType({}),
+    held: HeldBack = lambda name: None,
 ) -> TaskRecord:
-    """Learn one task and fix it for ever; `held` are validation items of earlier ones."""
+    """Learn one task and fix it for ever; `held` gives validation items of earlier ones."""
     network, options = method.network, method.options
     generator = seeded(options.seed, len(network.finished) + 1, 0)
     training, validation = (
@@ -112,9 +114,16 @@ def learn_task(
     return method.finish(context)
 
 
-def _held_back(task: Task, position: int, options: Learning) -> Items:
-    """The validation items of the task that was learned at a position, from 1."""
-    return task.training.validation(options.validation_share, seeded(options.seed, position, 0))
+def _held_back(known: Mapping[str, Task], run: Run, options: Learning) -> HeldBack:
+    """The validation items of a finished task that is known, as they were held back when it was learned."""
+
+    def held(name: str) -> Items | None:
+        if name not in known:
+            return None
+        position = run.tasks.index(name) + 1
+        return known[name].training.validation(options.validation_share, seeded(options.seed, position, 0))
+
+    return held
 
 
 def _begin(
@@ -175,11 +184,14 @@ def _probe(method: Method, context: TaskContext, progress: TaskTraining) -> _Pro
             context.report(ProbeStepDone(event.task, context.start, *place))
 
     method.first_step(progress, context.training)
-    for _ in range(method.probe_epochs):
-        _learn_epoch(method, progress, context, hear)
+    try:
+        for _ in range(method.probe_epochs):
+            _learn_epoch(method, progress, context, hear)
+    except LearningError:  # its numbers ran away: if another start does better, that is no fault of the task
+        return _Probe(progress.checkpoint(), 0.0, epochs)
     checkpoint = progress.checkpoint()
     method.before_batch(1.0)
-    _estimate_norms(method.network, context.training)
+    _estimate_norms(method.network, context.training.at_most(PROBE_ITEMS))
     return _Probe(checkpoint, accuracy(method.network, context.validation), epochs)
 
 

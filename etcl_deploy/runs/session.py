@@ -88,15 +88,14 @@ def resume(
         checkpoint = None if anew else store.load_checkpoint(directory, stored.waiting[0])
         session.distributed.same(repr((stored.config, stored.digest, stored.waiting)), "what is left to be learned")
         # Only now: whatever is wrong with settings or data costs nothing.
-        if stored.config != old and session.distributed.first:
-            changed = SettingsChanged({k: value for k, value in values.items() if old.with_values({k: value}) != old})
-            write_logs(directory)(changed)
-            session.report(changed)
+        _tell_changes(old, stored.config, values, directory, session)
         return _learn_waiting(stored, tasks, checkpoint, directory, session)
 
 
-def add(directory: Path, data: Path, *, session: Session = Session()) -> StoredRun:
-    """Learn further tasks, from a folder, on a run that is complete."""
+def add(
+    directory: Path, data: Path, values: Mapping[str, Any] = MappingProxyType({}), *, session: Session = Session()
+) -> StoredRun:
+    """Learn further tasks, from a folder, on a run that is complete; with `values`, with other settings."""
     store.check_there(directory)
     with _lock(directory, session.distributed):
         stored = store.load_run(directory, choose_device(session.device))
@@ -104,19 +103,32 @@ def add(directory: Path, data: Path, *, session: Session = Session()) -> StoredR
             leave_out = f"(with --tasks {len(stored.run.tasks)} to leave it out)"
             hint = f"first: {store.how_to_go_on(directory)} {leave_out}"
             raise RunError(f"{directory} has not learned {stored.waiting[0]!r} yet; {hint}")
+        old = stored.config
+        stored = _changed(stored, values) if values else stored
         new = find_tasks(replace(stored.config, tasks=None), data, session.data_root)
         check_tasks(stored.run.network, new.tasks, stored.config.learning)
         for words in new.notes:
             session.note(words)
         tasks = [*tasks_of(stored, session.note, session.data_root), *new.tasks]
         larger = replace(stored, origins=(*stored.origins, origin_of(new, data)))
-        session.distributed.same(repr((stored.digest, larger.origins[-1].tasks)), "what is to be learned")
+        session.distributed.same(
+            repr((stored.config, stored.digest, larger.origins[-1].tasks)), "what is to be learned"
+        )
+        _tell_changes(old, stored.config, values, directory, session)
         return _learn_waiting(larger, tasks, None, directory, session)
 
 
 def _lock(directory: Path, distributed: Distributed) -> AbstractContextManager[None]:
     """Keep other runs of `etcl` out of the directory; of several processes that learn together, the first does."""
     return locked(directory) if distributed.first else nullcontext()
+
+
+def _tell_changes(old: Config, new: Config, values: Mapping[str, Any], directory: Path, session: Session) -> None:
+    """Report and log which of `values` differ from what held before."""
+    if new != old and session.distributed.first:
+        changed = SettingsChanged({k: value for k, value in values.items() if old.with_values({k: value}) != old})
+        write_logs(directory)(changed)
+        session.report(changed)
 
 
 def _changed(stored: StoredRun, values: Mapping[str, Any]) -> StoredRun:

@@ -93,15 +93,16 @@ def add(
     run: RunFolder,
     data: Annotated[Path, typer.Option(help=DATA_HELP)],
     device: Device = "auto",
+    settings: SetOption = None,
     tensorboard: TensorBoard = False,
     data_root: DataRoot = None,
     as_json: Json = False,
 ) -> None:
-    """Learn one or more further tasks on an existing run, with its own settings."""
+    """Learn one or more further tasks on an existing run, with its own settings but for those of --set."""
     from etcl_deploy.runs import session as runs
 
     with _session(run, device, data_root, tensorboard=tensorboard) as session:
-        stored = runs.add(run, data, session=session)
+        stored = runs.add(run, data, settings_of(settings, {}), session=session)
     _show_run(stored, session, as_json=as_json)
 
 

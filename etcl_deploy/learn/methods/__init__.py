@@ -7,7 +7,7 @@ from etcl_deploy.learn.methods.etcl import Etcl, Wsn
 from etcl_deploy.learn.methods.frozen import Piggyback, Supsup
 from etcl_deploy.learn.methods.gpm import Gpm
 from etcl_deploy.learn.methods.hat import Hat
-from etcl_deploy.learn.methods.method import Method, TaskContext
+from etcl_deploy.learn.methods.method import HeldBack, Method, TaskContext
 
 METHODS: dict[str, type[Method]] = {
     "etcl": Etcl,
@@ -21,4 +21,4 @@ METHODS: dict[str, type[Method]] = {
     "one": One,
 }
 
-__all__ = ["METHODS", "Method", "TaskContext"]
+__all__ = ["METHODS", "HeldBack", "Method", "TaskContext"]

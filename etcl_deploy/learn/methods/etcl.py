@@ -16,7 +16,7 @@ from torch import Tensor
 from etcl_deploy.config import Learning
 from etcl_deploy.core.task import Items
 from etcl_deploy.learn.advice import Advice
-from etcl_deploy.learn.backward import OldTask, improve_head, lesson_for, take_head
+from etcl_deploy.learn.backward import OldTask, improve_head, lesson_of, take_head
 from etcl_deploy.learn.events import Compared, Warned
 from etcl_deploy.learn.evidence import answered
 from etcl_deploy.learn.forward import align, guide, pull, pull_target
@@ -114,7 +114,7 @@ class Etcl(Method):
 
     def lessons(self, context: TaskContext, done: float) -> Items:
         """Training items with their labels and, at first more than later, what similar tasks say of them."""
-        return replace(context.training, labels=self._advice.targets(1 - done)) if self._seen else context.training
+        return replace(context.training, labels=self._advice.targets(1 - done)) if self._advice else context.training
 
     def _ask(self, context: TaskContext) -> Advice:
         """Ask similar tasks about the training items."""
@@ -122,6 +122,9 @@ class Etcl(Method):
         trusted = self._trusted(classes) if share else []
         self._seen = {state.name: seen_by_head(self.network, context.training, state.name) for state in trusted}
         said = {state.name: logits(state.head, self._seen[state.name].features).softmax(1) for state in trusted}
+        replay = self.options.transfer.backward == "replay"
+        # Features are large: those that no head will learn from are not kept.
+        self._seen = {n: seen for n, seen in self._seen.items() if replay and self._comparisons[n].alike}
         return Advice(context.training.labels, len(classes), said, share)
 
     def first_step(self, progress: TaskTraining, training: Items) -> None:
@@ -169,19 +172,19 @@ class Etcl(Method):
     def _change_head(self, context: TaskContext, state: TaskState) -> HeadChange:
         """Improve the head of a similar task by the new one's items, or take the head that was learned in the loop."""
         network, name = self.network, state.name
-        training = self._seen.pop(name, None) or seen_by_head(network, context.training, name)
-        lesson = lesson_for(network, name, training, self._advice.targets(without=name), context.validation)
         inputs, key = self._signatures[name].inputs, f"met/{name}"
         met = HeadInputs.of(self.memory, key) if f"{key}/means" in self.memory else inputs
-        held = context.held.get(name)
-        if held is None or len(held) != self._signatures[name].answers.sum():  # or other items were held back then
+        held = context.held(name)
+        own = None if held is None else seen_by_head(network, held, name)
+        if own is not None and len(own) != self._signatures[name].answers.sum():  # other items were held back then
             own = None
-        else:
-            own = seen_by_head(network, held, name)
         old = OldTask(name, inputs, met, context.past[name].head, own)
+        checked = seen_by_head(network, context.validation, name)
         if name in self._old_heads:
             head = {**state.head, "weight": self._old_heads[name].detach()}
-            return take_head(network, old, lesson, head, context.generator)
+            return take_head(network, old, checked, head, context.generator)
+        training = self._seen.pop(name, None) or seen_by_head(network, context.training, name)
+        lesson = lesson_of(training, self._advice.targets(without=name), checked, old)
         change = improve_head(network, old, lesson, self.options.transfer, context.generator)
         if change.kept:
             taught = describe_inputs(lesson.training, len(state.classes), None)

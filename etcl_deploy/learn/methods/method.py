@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -18,6 +18,8 @@ from etcl_deploy.network.distributed import ALONE, Batch, Distributed
 from etcl_deploy.network.masked_network import EVALUATION_BATCH, MaskedNetwork
 from etcl_deploy.network.state import Masks
 
+HeldBack = Callable[[str], Items | None]  # the validation items of an earlier task, if they are at hand
+
 
 @dataclass(frozen=True)
 class TaskContext:
@@ -30,7 +32,7 @@ class TaskContext:
     generator: torch.Generator
     report: Report
     group: Distributed = ALONE  # the processes that learn it together
-    held: Mapping[str, Items] = field(default_factory=dict)  # validation items of earlier tasks, where they are at hand
+    held: HeldBack = lambda name: None
     start: str | None = None  # the finished task to start from; None: from nothing
 
 
