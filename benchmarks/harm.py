@@ -3,8 +3,8 @@
     python benchmarks/harm.py
     python benchmarks/harm.py --parts changes --seeds 0 --cases swapped permuted
 
-`changes`: a sample of MNIST, then another sample of it with 8 and 9 swapped, all labels permuted, class 9 missing,
-another style, or as it is; once with the first task's validation items at hand, as in one run of `etcl train`, and once
+`changes`: a sample of MNIST, then another sample of it with 8 and 9 swapped, all labels permuted, class 9 missing or
+rare, another style, or as it is; once with the first task's validation items at hand, as in one run of `etcl train`, and once
 without them. Given is the fall of the class that lost most, on 10,000 test items, and what the first task gained.
 `permuted-third` has a normal second task before it. `crops`: photographs of five crops, learned one after another with
 few and many epochs; given is the largest fall of any task after any later one.
@@ -47,6 +47,12 @@ def without_nine(part: Part) -> Part:
     return part.take(np.flatnonzero(part.labels != 9))
 
 
+def rare_nine(part: Part) -> Part:
+    """Of class 9 one item in twenty."""
+    nines = np.flatnonzero(part.labels == 9)
+    return part.take(np.setdiff1d(np.arange(len(part)), np.delete(nines, np.s_[::20])))
+
+
 def bold(images: np.ndarray) -> np.ndarray:
     """Strokes two pixels wider."""
     return grey_dilation(images, (1, 3, 3))
@@ -63,6 +69,7 @@ CASES: dict[str, Callable[[int], Callable[[Part], Part]]] = {
     "permuted": lambda seed: labels(lambda y: shuffled(seed)[y]),
     "permuted-third": lambda seed: labels(lambda y: shuffled(seed)[y]),
     "class-missing": lambda seed: without_nine,
+    "class-rare": lambda seed: rare_nine,
     "bold": lambda seed: looks(bold),
     "inverted": lambda seed: looks(lambda x: 255 - x),
     "tilted": lambda seed: looks(tilted),
