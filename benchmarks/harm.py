@@ -4,10 +4,10 @@
     python benchmarks/harm.py --parts changes --seeds 0 --cases swapped permuted
 
 `changes`: a sample of MNIST, then another sample of it with 8 and 9 swapped, all labels permuted, class 9 missing or
-rare, another style, or as it is; once with the first task's validation items at hand, as in one run of `etcl train`, and once
-without them. Given is the fall of the class that lost most, on 10,000 test items, and what the first task gained.
-`permuted-third` has a normal second task before it. `crops`: photographs of five crops, learned one after another with
-few and many epochs; given is the largest fall of any task after any later one.
+rare, another style, or as it is; once with the first task's validation items at hand, as in one run of `etcl train`,
+and once without them. Given is the fall of the class that lost most, on 10,000 test items, and what the first task
+gained. `permuted-third` has a normal second task before it. `crops`: photographs of five crops, learned one after
+another with few and many epochs; given is the largest fall of any task after any later one.
 """
 
 from __future__ import annotations
