@@ -113,7 +113,7 @@ HARM = {
 
 
 @pytest.mark.parametrize("harm", HARM)
-@pytest.mark.parametrize("at_hand", [False, True], ids=["draws judge", "own items judge"])
+@pytest.mark.parametrize("at_hand", [False, True], ids=["own items gone", "own items at hand"])
 def test_no_later_task_harms_a_class(run: Run, network: MaskedNetwork, harm: str, at_hand: bool) -> None:
     """Whatever its labels say, in its validation items, too: no class of the earlier task loses a point."""
     before = by_class(network)
@@ -131,6 +131,13 @@ def test_a_class_that_is_rare_is_not_pushed_away(run: Run, network: MaskedNetwor
     change = by_class(network) - before
     assert change[5] > -2
     assert change[:5].mean() > 0
+
+
+def test_missing_classes_are_not_pushed_away(run: Run, network: MaskedNetwork) -> None:
+    """Half of the classes are missing, in the validation items, too: those lose nothing, whoever else gains."""
+    before = by_class(network)
+    assert offered(run, only(stripes(600, seed=7), 3), only(stripes(150, seed=8), 3)).kept
+    assert (by_class(network) - before)[3:].min() > -2
 
 
 def test_small_losses_do_not_add_up(run: Run, network: MaskedNetwork) -> None:
