@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from etcl_deploy.config import Transfer
-from etcl_deploy.core.task import Items, percent_right
+from etcl_deploy.core.task import Items
 from etcl_deploy.learn.head_inputs import HeadInputs, Seen, logits
 from etcl_deploy.learn.task_record import HeadChange
 from etcl_deploy.network.masked_network import MaskedNetwork
@@ -30,7 +30,8 @@ NEVER = -1e4  # a logit of what cannot be; an infinite one has no product with a
 DRAWS = 200  # a class, to hold an old head against what it knew
 NOISE = 0.01  # of its draws: what any class may lose
 OFTEN = 0.5  # how frequent a class must be among new items to be taught, as a share of how frequent it was before
-SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1)  # of an update that are tried, until one does no harm
+SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1)  # of an update that are tried
+CAREFUL = (0.4, 0.2, 0.1)  # where none of the old task's own items is there to judge
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,31 @@ class OldTask:
 
 
 @dataclass(frozen=True)
+class Score:
+    """How a head does on some items."""
+
+    loss: float  # mean; of no items nan
+    right: int
+    items: int
+
+    @property
+    def accuracy(self) -> float | None:
+        """In percent; of no items None."""
+        return 100 * self.right / self.items if self.items else None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """How a head does on everything it is judged by."""
 
-    new: tuple[float, float | None]  # loss and accuracy on the new task's held-back items
-    own: tuple[float, float | None]  # and on its own task's, where they are at hand
+    new: Score  # on the new task's held-back items
+    own: Score  # on its own task's, where they are at hand
     drawn: Tensor  # [classes], the share of draws of each class it gets right
+
+    @property
+    def right(self) -> int:
+        """How many of all held-back items it gets right."""
+        return self.new.right + self.own.right
 
 
 class Judge:
@@ -80,9 +100,9 @@ class Judge:
 
     def sees_harm(self, before: Verdict, after: Verdict) -> bool:
         """True if anything fell."""
-        if not after.new[0] <= before.new[0] or (self._own and not after.own[0] <= before.own[0]):
+        if not after.new.loss <= before.new.loss:
             return True
-        if (after.own[1] or 0) < (before.own[1] or 0):
+        if self._own and not (after.own.loss <= before.own.loss and after.own.right >= before.own.right):
             return True
         known = torch.maximum(before.drawn, self._first)  # so that small losses do not add up
         # What as many items as the class had could not tell; of a class that the new items do not have, one of them.
@@ -108,18 +128,19 @@ def lesson_of(training: Seen, targets: Tensor, checked: Seen, old: OldTask) -> L
 def improve_head(
     network: MaskedNetwork, old: OldTask, lesson: Lesson, settings: Transfer, generator: torch.Generator
 ) -> HeadChange:
-    """Train the head of a finished task, keep as much of the update as does no harm, and report it."""
+    """Train the head of a finished task, keep of the shares that do no harm the best, and report it."""
     head = network.finished[old.name].head
     judge = Judge(old, lesson.checked, lesson.taught, generator)
     before = judge(head)
+    best, kept, verdict = head, 0.0, before
     if len(lesson.training) and len(lesson.checked):
         trained = _train(head, lesson, old.met, settings, generator)
-        for share in SHARES:
+        for share in SHARES if old.own else CAREFUL:
             candidate = {key: torch.lerp(value, trained[key], share) for key, value in head.items()}
             after = judge(candidate)
-            if not judge.sees_harm(before, after):
-                return _changed(network, old.name, candidate, share, before, after)
-    return _changed(network, old.name, head, 0.0, before, before)
+            if not judge.sees_harm(before, after) and (not kept or after.right > verdict.right):
+                best, kept, verdict = candidate, share, after
+    return _changed(network, old.name, best, kept, before, verdict)
 
 
 def take_head(
@@ -137,7 +158,8 @@ def _changed(network: MaskedNetwork, name: str, head: Head, kept: float, before:
         network.change_head(name, head)
     moved = float((head["weight"] - old).norm() / old.norm())
     worst = 100 * float((after.drawn - before.drawn).min())
-    return HeadChange(name, kept, moved, before.new[1], after.new[1], before.own[1], after.own[1], worst)
+    new, own = (before.new.accuracy, after.new.accuracy), (before.own.accuracy, after.own.accuracy)
+    return HeadChange(name, kept, moved, *new, *own, worst)
 
 
 def _train(head: Head, lesson: Lesson, met: HeadInputs, settings: Transfer, generator: torch.Generator) -> Head:
@@ -162,9 +184,9 @@ def _train(head: Head, lesson: Lesson, met: HeadInputs, settings: Transfer, gene
 
 
 @torch.no_grad()
-def _score(head: Head, seen: Seen | None) -> tuple[float, float | None]:
-    """Mean loss, and accuracy in percent; of no items neither."""
+def _score(head: Head, seen: Seen | None) -> Score:
+    """How a head does on items it has seen."""
     if seen is None or not len(seen):
-        return nan, None
+        return Score(nan, 0, 0)
     said = logits(head, seen.features)
-    return float(F.cross_entropy(said, seen.labels)), percent_right([(said, seen.labels)])
+    return Score(float(F.cross_entropy(said, seen.labels)), int((said.argmax(1) == seen.labels).sum()), len(seen))

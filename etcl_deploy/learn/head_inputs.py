@@ -80,7 +80,8 @@ class HeadInputs:
     def distances(self, seen: Seen) -> Tensor:
         """How far inputs lie from the mean of their class, in units of its size; those of unknown classes left out."""
         seen = seen[self.counts[seen.labels] > 0]
-        return (seen.features - self.means[seen.labels]).norm(dim=1) / self.sizes[seen.labels]
+        apart = (seen.features - self.means[seen.labels]).square().sum(1).sqrt()
+        return apart / self.sizes[seen.labels]
 
     def as_hard_as(self, head: Head, accuracy: float) -> HeadInputs:
         """The same, stretched until `head` gets the share `accuracy` of the draws right."""
