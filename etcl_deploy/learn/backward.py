@@ -31,7 +31,7 @@ DRAWS = 200  # a class, to hold an old head against what it knew
 NOISE = 0.01  # of its draws: what any class may lose
 OFTEN = 0.5  # how frequent a class must be among new items to be taught, as a share of how frequent it was before
 SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1)  # of an update that are tried
-CAREFUL = (0.4, 0.2, 0.1)  # where none of the old task's own items is there to judge
+CAREFUL = (0.4, 0.2, 0.1)  # where no items of the old task are there to judge, or some of its classes are not taught
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,8 @@ def improve_head(
     best, kept, verdict = head, 0.0, before
     if len(lesson.training) and len(lesson.checked):
         trained = _train(head, lesson, old.met, settings, generator)
-        for share in SHARES if old.own else CAREFUL:
+        everything = bool(lesson.taught[old.inputs.counts > 0].all())
+        for share in SHARES if old.own and everything else CAREFUL:
             candidate = {key: torch.lerp(value, trained[key], share) for key, value in head.items()}
             after = judge(candidate)
             if not judge.sees_harm(before, after) and (not kept or after.right > verdict.right):
