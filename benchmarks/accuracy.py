@@ -78,36 +78,40 @@ PAPER: dict[str, dict[str, tuple[float, float | None, float | None]]] = {
 }
 
 
-def ablation(recipe: str, variant: str, work: Path, seeds: list[int]) -> dict[str, Any]:
-    """What one variant of a recipe reaches with every seed."""
-    changed, rows = VARIANTS[variant], {}
-    for seed in seeds:
-        config = load_recipe(recipe, changed.get("method")).with_values({**changed, "seed": seed})
-        run = learned(work / f"{variant}-{seed}", config).summary()
-        rows[f"seed {seed}"] = {
-            "acc": run.acc,
-            "bwt": run.bwt,
-            "learned": [line[-1] for line in run.matrix],
-            "at_end": run.matrix[-1],
-            "similar_pairs": sum(map(len, run.similar.values())),
-            "claimed": run.claimed,
-        }
-        say(f"{recipe} {variant} seed {seed}: ACC {run.acc:.2f}  BWT {run.bwt:+.4f}")
-    return rows
+def ablation(recipe: str, variant: str, seed: int, work: Path) -> dict[str, Any]:
+    """What one variant of a recipe reaches with one seed."""
+    changed = VARIANTS[variant]
+    config = load_recipe(recipe, changed.get("method")).with_values({**changed, "seed": seed})
+    run = learned(work / f"{variant}-{seed}", config).summary()
+    say(f"{recipe} {variant} seed {seed}: ACC {run.acc:.2f}  BWT {run.bwt:+.4f}")
+    return {
+        "acc": run.acc,
+        "bwt": run.bwt,
+        "learned": [line[-1] for line in run.matrix],
+        "at_end": run.matrix[-1],
+        "similar_pairs": sum(map(len, run.similar.values())),
+        "claimed": run.claimed,
+    }
 
 
-def gains(rows: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, float | None]:
+def by_seed(results: Mapping[str, Any], recipe: str, variant: str) -> dict[int, Any]:
+    """What is recorded of one variant of a recipe; every seed is a part of its own."""
+    name = f"{recipe} {variant} "
+    return {int(part.removeprefix(name)): row for part, row in results.items() if part.startswith(name)}
+
+
+def gains(rows: Mapping[int, Any], others: Mapping[int, Any]) -> dict[str, float | None]:
     """By how many points of ACC one variant is above another, over the seeds both have."""
     return spread([row["acc"] - others[seed]["acc"] for seed, row in rows.items() if seed in others])
 
 
-def transferred(rows: Mapping[str, Any], alone: Mapping[str, Any]) -> dict[str, float | None]:
+def transferred(rows: Mapping[int, Any], alone: Mapping[int, Any]) -> dict[str, float | None]:
     """FWT: how much better tasks are when they are learned than alone, the first left out; a fraction."""
-    by_seed = []
-    for seed in rows.keys() & alone.keys():
+    values = []
+    for seed in sorted(rows.keys() & alone.keys()):
         pairs = zip(rows[seed]["learned"], alone[seed]["learned"], strict=True)
-        by_seed.append(fmean((ours - theirs) / 100 for ours, theirs in list(pairs)[1:]))
-    return spread(by_seed)
+        values.append(fmean((ours - theirs) / 100 for ours, theirs in list(pairs)[1:]))
+    return spread(values)
 
 
 def joint(seeds: list[int]) -> dict[str, Any]:
@@ -223,10 +227,10 @@ def table(sequence: str, rows: Mapping[str, Any]) -> Iterator[str]:
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """The recorded results, held against their targets."""
-    full, permuted = results["femnist1 full"], results["pmnist"]
+    full, permuted = by_seed(results, "femnist1", "full"), results["pmnist"]
     rows = {
         "ACC": spread([row["acc"] for row in full.values()]),
-        "FWT": transferred(full, results["femnist1 one"]),
+        "FWT": transferred(full, by_seed(results, "femnist1", "one")),
         "BWT": spread([row["bwt"] for row in full.values()]),
     }
     for target, name, now, aim in (("L1", "ACC", 86.0, 88), ("L2", "FWT", 0.06, 0.08), ("L2", "BWT", 0.035, 0.045)):
@@ -240,10 +244,10 @@ def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     yield Figure("L3", "PMNIST, 10 tasks: layers with a claimed bit changed", max(changed), "= 0", "= 0")
     for recipe, heading in (("femnist1", "F-EMNIST-1"), ("mixed", "mixed")):
         for name in ("similarity", "alignment", "bi-objective"):
-            part = results.get(f"{recipe} without-{name}")
-            if part is None:
+            part = by_seed(results, recipe, f"without-{name}")
+            if not part:
                 continue
-            gain = gains(results[f"{recipe} full"], part)
+            gain = gains(by_seed(results, recipe, "full"), part)
             clearly = len(part) >= 3 and gain["mean"] > 2 * gain["deviation"]
             asks = "" if clearly else "by two deviations, of three seeds"
             what = f"points of ACC the full method gains over that without {name}, {heading}"
@@ -267,8 +271,10 @@ def main() -> None:
     settings |= {"joint": settings["femnist1"], "ensemble": settings["femnist1"], "preset": PRESETS}
     for recipe in ("femnist1", "mixed"):
         for variant in arguments.variants if recipe in arguments.parts else ():
-            results[f"{recipe} {variant}"] = ablation(recipe, variant, arguments.work / recipe, arguments.seeds)
-            settings[f"{recipe} {variant}"] = {**settings[recipe], "changed": VARIANTS[variant]}
+            for seed in arguments.seeds:
+                part = f"{recipe} {variant} {seed}"
+                results[part] = ablation(recipe, variant, seed, arguments.work / recipe)
+                settings[part] = {"changed": VARIANTS[variant]}
     if "joint" in arguments.parts:
         results["joint"] = joint(arguments.seeds)
     if "ensemble" in arguments.parts:
