@@ -12,7 +12,7 @@ from torch import Tensor
 from etcl_deploy.config import Learning, Similarity
 from etcl_deploy.core.task import Task
 from etcl_deploy.learn.events import Compared, Event, Warned
-from etcl_deploy.learn.evidence import Evidence, answered, evidence, further_out, kappa
+from etcl_deploy.learn.evidence import Evidence, answered, evidence, further_out, kappa, rarer
 from etcl_deploy.learn.similarity import Comparison
 from etcl_deploy.learn.trainer import learn_sequence
 
@@ -66,6 +66,14 @@ def test_items_of_another_style_lie_further_out(shift: float, further: bool) -> 
     assert further_out(new + shift, own) == further
     assert further_out(new, own[:0])
     assert further_out(new[:0], own)
+
+
+def test_a_class_is_rarer_only_beyond_chance() -> None:
+    """Ten beside forty are; none beside eight only where very many are new; none beside one or two never."""
+    own = torch.tensor([40, 40, 8, 2, 1])
+    assert rarer(torch.tensor([80, 10, 0, 0, 5]), own).tolist() == [False, True, False, False, False]
+    assert rarer(torch.tensor([400, 390, 10, 3, 9]), own).tolist() == [False, False, True, False, False]
+    assert rarer(torch.zeros(5), own).tolist() == [False] * 5
 
 
 def renamed(task: Task, order: list[int]) -> Task:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from etcl_deploy.config import Transfer
 from etcl_deploy.core.task import Items
+from etcl_deploy.learn.evidence import rarer
 from etcl_deploy.learn.head_inputs import HeadInputs, Seen, logits
 from etcl_deploy.learn.task_record import HeadChange
 from etcl_deploy.network.masked_network import MaskedNetwork
@@ -29,9 +30,8 @@ BATCH = 64
 NEVER = -1e4  # a logit of what cannot be; an infinite one has no product with a probability of 0
 DRAWS = 200  # a class, to hold an old head against what it knew
 NOISE = 0.01  # of its draws: what any class may lose
-OFTEN = 0.5  # how frequent a class must be among new items to be taught, as a share of how frequent it was before
 SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1)  # of an update that are tried
-CAREFUL = (0.4, 0.2, 0.1)  # where no items of the old task are there to judge, or some of its classes are not taught
+CAREFUL = (0.4, 0.2, 0.1)  # where no items of the old task are there to judge, or classes are rarer than they were
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Lesson:
     targets: Tensor  # [items, classes], what the training items are to be taken for: labels, or labels and advice
     checked: Seen
     taught: Tensor  # the classes these are of, one truth value each
+    like_before: bool  # no class is rarer among the new items than it was
 
 
 @dataclass(frozen=True)
@@ -116,13 +117,14 @@ class Judge:
 
 
 def lesson_of(training: Seen, targets: Tensor, checked: Seen, old: OldTask) -> Lesson:
-    """The new items of classes that are about as frequent as they were: all others would push a rare one away."""
-    before = old.inputs.counts
-    found = torch.bincount(training.labels, minlength=len(before))
-    taught = (found > 0) & (found / len(training) >= OFTEN * before / before.sum().clamp_min(1))
+    """The new items, but for those of classes that are rarer than they were: the others would push these away."""
+    found = torch.bincount(training.labels, minlength=len(old.inputs.counts))
+    missing = rarer(found, old.inputs.counts).to(found.device)
+    taught = (found > 0) & ~missing
     targets = targets[: len(training)].to(training.features) * taught
     chosen = taught[training.labels]
-    return Lesson(training[chosen], targets[chosen], checked[taught[checked.labels]], taught)
+    checked = checked[taught[checked.labels]]
+    return Lesson(training[chosen], targets[chosen], checked, taught, not missing.any())
 
 
 def improve_head(
@@ -135,8 +137,7 @@ def improve_head(
     best, kept, verdict = head, 0.0, before
     if len(lesson.training) and len(lesson.checked):
         trained = _train(head, lesson, old.met, settings, generator)
-        everything = bool(lesson.taught[old.inputs.counts > 0].all())
-        for share in SHARES if old.own and everything else CAREFUL:
+        for share in SHARES if old.own and lesson.like_before else CAREFUL:
             candidate = {key: torch.lerp(value, trained[key], share) for key, value in head.items()}
             after = judge(candidate)
             if not judge.sees_harm(before, after) and (not kept or after.right > verdict.right):

@@ -51,6 +51,20 @@ def further_out(new: Tensor, own: Tensor) -> bool:
     return bool(mannwhitneyu(new.cpu().numpy(), own.cpu().numpy(), alternative="greater").pvalue < UNLIKE)
 
 
+def rarer(new: Tensor, own: Tensor) -> Tensor:
+    """The classes of which `new` items are fewer than those of `own` let expect, beyond chance: one truth value each.
+
+    Both are counts by class. The chance of what is found is that of a random part of all items having so few of a class
+    (hypergeometric), over all classes `DOUBT`.
+    """
+    from scipy.stats import hypergeom
+
+    new, own = new.cpu().long(), own.cpu().long()
+    both = (new + own).numpy()
+    chance = hypergeom(int(both.sum()), both, int(new.sum())).cdf(new.numpy())
+    return torch.as_tensor(chance < DOUBT / len(new))
+
+
 def kappa(counts: Tensor) -> float:
     """Cohen's kappa of `counts [label, answer]`; of no items 0."""
     total = max(1, int(counts.sum()))
