@@ -362,7 +362,10 @@ def f1(pairs: list[dict[str, Any]]) -> dict[str, float]:
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:
     """The recorded results, held against their targets."""
-    for heading, names in (("all sequences", tuple(results)), ("those that chose nothing", HELD_OUT)):
+    chose_nothing = tuple(name for name in HELD_OUT if name in results)
+    for heading, names in (("all that are recorded", tuple(results)), ("those that chose nothing", chose_nothing)):
+        if not names:
+            continue
         row = f1([pair for name in names for by_seed in results[name].values() for pair in by_seed["pairs"]])
         note = f"{row['found']:.0f} pairs found, {row['missed']:.0f} missed, {row['wrongly']:.0f} wrongly"
         yield Figure(
