@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from etcl_deploy.settings import load_recipe
 
 ROOT = Path(__file__).parent.parent
 ETCL = Path(sys.executable).parent / "etcl"
+# A shell that starts the tests in the background lets them, and every command they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
