@@ -30,6 +30,8 @@ BATCH = 64
 NEVER = -1e4  # a logit of what cannot be; an infinite one has no product with a probability of 0
 DRAWS = 200  # a class, to hold an old head against what it knew
 NOISE = 0.01  # of its draws: what any class may lose
+# Or so many deviations of what as many items as the class had can tell: draws are guesses, own items are not.
+DEVIATIONS, WITH_OWN = 1.0, 2.0
 SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1)  # of an update that are tried
 CAREFUL = (0.4, 0.2, 0.1)  # where no items of the old task are there to judge, or classes are rarer than they were
 
@@ -92,6 +94,7 @@ class Judge:
         self._new, self._own = checked, old.own
         self._drawn = old.inputs.of_each(DRAWS, generator)
         self._counts, self._taught = old.inputs.counts[present], taught[present]
+        self._deviations = WITH_OWN if old.own else DEVIATIONS
         self._first = self._right(old.first)
 
     @torch.no_grad()
@@ -106,9 +109,10 @@ class Judge:
         if self._own and not (after.own.loss <= before.own.loss and after.own.right >= before.own.right):
             return True
         known = torch.maximum(before.drawn, self._first)  # so that small losses do not add up
-        # What as many items as the class had could not tell; of a class that the new items do not have, one of them.
-        uncertain = torch.where(self._taught, (known * (1 - known) / self._counts).sqrt(), 1 / self._counts)
-        return bool((known - after.drawn > uncertain.clamp_min(NOISE)).any())
+        # Of a class that the new items do not have it may be one of its items.
+        deviation = (known * (1 - known) / self._counts).sqrt()
+        allowed = torch.where(self._taught, self._deviations * deviation, 1 / self._counts)
+        return bool((known - after.drawn > allowed.clamp_min(NOISE)).any())
 
     def _right(self, head: Head) -> Tensor:
         """The share of draws of each class that a head gets right."""
