@@ -6,12 +6,14 @@
 The first tasks of F-EMNIST-1 on a narrow network with few epochs, three seeds; a tenth of every task's training items
 stands in for its test items, which are not looked at. Every row learns at the same rates, epochs and batches, with the
 same augmentation, but for those that name one of these: `paper's transfer` has all of the paper's transfer and
-similarity at our rates, `preset=paper` is the paper to the letter.
+similarity at our rates, `preset=paper` is the paper to the letter. With `--record` every choice is a part of its own.
+`python benchmarks/research/transfer.py --table` prints what is recorded, as in docs/method.md.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,7 +23,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 
 from choices import without_test
-from record import in_words, new_parser, say, spread, write_result
+from record import in_words, new_parser, read_results, say, spread, write_result
 
 from etcl_deploy.config import Config
 from etcl_deploy.learn.trainer import learn_sequence
@@ -70,19 +72,35 @@ def measure(choice: str, seed: int) -> dict[str, float]:
     return {"acc": fmean(at_end), "later": fmean(learned[1:]), "bwt": run.summary(config).bwt or 0.0}
 
 
+def table(results: Mapping[str, Any]) -> Iterator[str]:
+    """What is recorded as lines of Markdown; the last column seed by seed."""
+    yield "| changed | tasks 2 to 5 as learned | ACC | BWT | ACC, against the defaults |"
+    yield "|---" * 5 + "|"
+    for choice in (choice for choice in CHOICES if choice in results):
+        rows = results[choice]["result"]
+        later, acc, bwt = (spread([row[key] for row in rows.values()]) for key in ("later", "acc", "bwt"))
+        against = spread([row["acc"] - results["defaults"]["result"][seed]["acc"] for seed, row in rows.items()])
+        cells = [f"{mean['mean']:.1f} ± {mean['deviation'] or 0:.1f}" for mean in (later, acc)]
+        gained = "" if choice == "defaults" else f"{against['mean']:+.1f} ± {against['deviation'] or 0:.1f}"
+        yield f"| `{choice}` | {cells[0]} | {cells[1]} | {bwt['mean']:+.3f} | {gained} |"
+
+
 def main() -> None:
     parser = new_parser(__doc__)
     parser.add_argument("--choices", nargs="+", default=CHOICES, choices=CHOICES, metavar="CHOICE")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--table", action="store_true", help="print what is recorded, and measure nothing")
     arguments = parser.parse_args()
+    if arguments.table:
+        say("\n".join(table(read_results("transfer"))))
+        return
     torch.set_num_threads(1)
-    table = {}
     for choice in arguments.choices:
-        rows = [measure(choice, seed) for seed in arguments.seeds]
-        table[choice] = {key: spread([row[key] for row in rows]) for key in rows[0]}
-        say(f"{choice:40s} " + "  ".join(f"{key} {in_words(value)}" for key, value in table[choice].items()))
-    if arguments.record:
-        write_result("transfer", "transfer", table, {**SMALL, "seeds": arguments.seeds})
+        rows = {f"seed {seed}": measure(choice, seed) for seed in arguments.seeds}
+        means = {key: spread([row[key] for row in rows.values()]) for key in ("acc", "later", "bwt")}
+        say(f"{choice:40s} " + "  ".join(f"{key} {in_words(value)}" for key, value in means.items()))
+        if arguments.record:
+            write_result("transfer", choice, rows, {**SMALL, "changed": choice})
 
 
 if __name__ == "__main__":
