@@ -115,10 +115,10 @@ def test_every_link_and_file_is_there(page: Path) -> None:
         assert any(place.exists() for place in places), f"{page.name}: {name}"
 
 
-def tables_of(page: str, section: str) -> list[list[list[str]]]:
-    """The tables of a section: rows of cells, the line under the head left out."""
-    text = (ROOT / page).read_text("utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    rows = [[[cell.strip() for cell in line.strip("|").split("|")] for line in block] for block in blocks(text)]
+def tables_of(page: str) -> list[list[list[str]]]:
+    """The tables of a page: rows of cells, the line under the head left out."""
+    found = blocks((ROOT / page).read_text("utf-8"))
+    rows = [[[cell.strip() for cell in line.strip("|").split("|")] for line in block] for block in found]
     return [[row for row in table if set(row[0]) != {"-"}] for table in rows]
 
 
@@ -136,7 +136,7 @@ def recipe_table(name: str, preset: str) -> dict[str, object]:
 
 def test_the_table_of_presets_is_the_code() -> None:
     """Every setting of a preset for all data has a row, and the row its values."""
-    (head, *rows), _ = tables_of("docs/method.md", "Presets")
+    (head, *rows), _ = tables_of("docs/presets.md")
     presets = head[2:]
     assert sorted(presets) == preset_names()
     configs = [Config(), *(with_preset(Config(), preset) for preset in presets)]
@@ -151,7 +151,7 @@ def test_the_table_of_presets_is_the_code() -> None:
 
 def test_the_table_of_presets_by_recipe_is_the_code() -> None:
     """A row has all that the recipe's own tables say, and every recipe that has one has a row."""
-    _, (head, *rows) = tables_of("docs/method.md", "Presets")
+    _, (head, *rows) = tables_of("docs/presets.md")
     for name, *cells in rows:
         numbers = parse_settings(f"{key.strip('`')}={cell}" for key, cell in zip(head[1:-2], cells[:-2], strict=True))
         also, authors = (parse_settings(re.findall(r"`(\w+=[^`]+)`", cell)) for cell in cells[-2:])

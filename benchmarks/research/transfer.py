@@ -1,4 +1,4 @@
-"""What each part of transfer brings, ours and the paper's, one at a time (docs/method.md).
+"""What each part of transfer brings, ours and the paper's, one at a time (docs/transfer.md).
 
     python benchmarks/research/transfer.py
     python benchmarks/research/transfer.py --choices defaults "advice=0" --seeds 0      one of them, beside the defaults
@@ -7,7 +7,7 @@ The first tasks of F-EMNIST-1 on a narrow network with few epochs, three seeds; 
 stands in for its test items, which are not looked at. Every row learns at the same rates, epochs and batches, with the
 same augmentation, but for those that name one of these: `paper's transfer` has all of the paper's transfer and
 similarity at our rates, `preset=paper` is the paper to the letter. With `--record` every choice is a part of its own.
-`python benchmarks/research/transfer.py --table` prints what is recorded, as in docs/method.md.
+`python benchmarks/research/transfer.py --table` prints what is recorded, as in docs/transfer.md.
 """
 
 from __future__ import annotations
