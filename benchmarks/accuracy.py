@@ -212,14 +212,38 @@ def table(sequence: str, rows: Mapping[str, Any]) -> Iterator[str]:
     yield "|---" * 9 + "|"
     for method, row in sorted(rows.items(), key=lambda item: -item[1]["acc"]["mean"]):
         cells = [f"`{method}`"]
-        for key, form in zip(("acc", "fwt", "bwt"), forms, strict=True):
-            mean, deviation = row[key]["mean"], row[key]["deviation"]
-            spread_of = "" if deviation is None else f" ± {form.format(deviation).lstrip('+')}"
-            cells.append("" if mean is None else form.format(mean) + spread_of)
+        cells += [_plus_minus(row[key], form) for key, form in zip(("acc", "fwt", "bwt"), forms, strict=True)]
         cells += [f"{row['seconds']['mean'] / 60:.1f}", f"{row['bytes']['mean'] / 1e6:.2f}"]
         theirs = PAPER[sequence].get(method, (None, None, None))
         cells += ["" if value is None else form.format(value) for value, form in zip(theirs, forms, strict=True)]
         yield "| " + " | ".join(cells) + " |"
+
+
+def ablations(results: Mapping[str, Any], recipe: str) -> Iterator[str]:
+    """What is recorded of the variants of a recipe, as lines of Markdown; the last column seed by seed."""
+    found = {variant: by_seed(results, recipe, variant) for variant in VARIANTS}
+    yield "| variant | changed | ACC, % | FWT | BWT | seeds | points of ACC the full method is above it |"
+    yield "|---" * 7 + "|"
+    for variant, rows in found.items():
+        if not rows:
+            continue
+        figures = [spread([row["acc"] for row in rows.values()])]
+        figures += [transferred(rows, found["one"]), spread([row["bwt"] for row in rows.values()])]
+        forms = ("{:.2f}", "{:+.3f}", "{:+.3f}")
+        cells = [_plus_minus(figure, form) for figure, form in zip(figures, forms, strict=True)]
+        if variant == "one":
+            cells[1] = ""
+        gain = "" if variant == "full" else _plus_minus(gains(found["full"], rows), "{:+.2f}")
+        changed = " ".join(f"`{name}={value}`" for name, value in VARIANTS[variant].items())
+        yield f"| {variant} | {changed} | {' | '.join(cells)} | {', '.join(map(str, sorted(rows)))} | {gain} |"
+
+
+def _plus_minus(figure: Mapping[str, float | None], form: str) -> str:
+    """A mean with its deviation, if there is one; nothing of nothing."""
+    mean, deviation = figure["mean"], figure["deviation"]
+    if mean is None:
+        return ""
+    return form.format(mean) + ("" if deviation is None else f" ± {form.format(deviation).lstrip('+')}")
 
 
 def figures(results: Mapping[str, Any]) -> Iterator[Figure]:

@@ -1,7 +1,7 @@
 """Write docs/benchmarks.md from the recorded results.
 
 python benchmarks/page.py              write it
-python benchmarks/page.py --check      is it what the results give, and do the tables of docs/results.md?
+python benchmarks/page.py --check      is it what the results give, and are the tables of other documents?
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ sys.path.append(str(Path(__file__).parent / "research"))
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "stress"))
 
 import accuracy
+import transfer
 from record import Figure, read_results
 
 HERE = Path(__file__).parent
@@ -144,13 +145,17 @@ def write() -> None:
 def faults() -> list[str]:
     """Where docs/ does not say what the results give."""
     stale = (DOCS / "benchmarks.md").read_text("utf-8") != page()
-    quoted = (DOCS / "results.md").read_text("utf-8").splitlines()
-    methods = read_results("accuracy")["methods"]["result"]
-    missing = [row for name, rows in methods.items() for row in accuracy.table(name, rows) if row not in quoted]
-    return [
-        *["docs/benchmarks.md: python benchmarks/page.py"][:stale],
-        *(f"docs/results.md has not {m}" for m in missing),
-    ]
+    results = {part: record["result"] for part, record in read_results("accuracy").items()}
+    learned = [row for recipe in ("femnist1", "mixed") for row in accuracy.ablations(results, recipe)]
+    tables = {
+        "results.md": [row for name, rows in results["methods"].items() for row in accuracy.table(name, rows)],
+        "transfer.md": [*learned, *transfer.table(read_results("transfer"))],
+    }
+    faults = ["docs/benchmarks.md: python benchmarks/page.py"][:stale]
+    for document, rows in tables.items():
+        quoted = (DOCS / document).read_text("utf-8").splitlines()
+        faults += [f"docs/{document} has not {row}" for row in rows if row not in quoted]
+    return faults
 
 
 def main() -> None:

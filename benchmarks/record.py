@@ -98,8 +98,8 @@ def read_results(script: str) -> dict[str, dict[str, Any]]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean and sample deviation; of a single value None."""
-    return {"mean": fmean(values), "deviation": stdev(values) if len(values) > 1 else None}
+    """Mean and sample deviation, which a single value has not; of no values both are None."""
+    return {"mean": fmean(values) if values else None, "deviation": stdev(values) if len(values) > 1 else None}
 
 
 def ends(figure: Mapping[str, Any]) -> list[float]:
