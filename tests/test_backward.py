@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from etcl_deploy.cli.progress import TrainingProgress
 from etcl_deploy.config import Learning, Transfer
 from etcl_deploy.core.task import Items, Task
-from etcl_deploy.learn.backward import OldTask, improve_head, lesson_of
+from etcl_deploy.learn.backward import Judge, OldTask, improve_head, lesson_of
 from etcl_deploy.learn.events import AccuracyFell, Event
 from etcl_deploy.learn.head_inputs import Seen, logits, seen_by_head
 from etcl_deploy.learn.run import Run
@@ -154,6 +154,26 @@ def test_small_losses_do_not_add_up(run: Run, network: MaskedNetwork) -> None:
         offered(run, *(HARM["swapped"](stripes(count, seed)) for count in (300, 60)))
     deviations = (first * (1 - first) / inputs.counts).sqrt()
     assert ((first - right()) <= deviations + 0.05).all()  # and the noise of the 200 draws
+
+
+@pytest.mark.parametrize(
+    ("deviations", "alone", "with_own"), [(0.9, False, False), (1.5, True, False), (2.1, True, True)]
+)
+def test_draws_may_lose_more_beside_own_items(
+    run: Run, network: MaskedNetwork, deviations: float, alone: bool, with_own: bool
+) -> None:
+    """One deviation of a class's draws where they alone stand for the old task, two where its own items judge too."""
+    inputs, head = TaskSignature.of(run.records["old"].memory).inputs, network.finished["old"].head
+    seen = seen_by_head(network, stripes(60, seed=6), "old")
+    for own, harm in ((None, alone), (seen, with_own)):
+        old = OldTask("old", inputs, inputs, head, own)
+        judge = Judge(old, seen, torch.ones(6, dtype=torch.bool), torch.Generator().manual_seed(0))
+        before = judge(head)
+        known = before.drawn[0]
+        drawn = before.drawn.clone()
+        drawn[0] -= deviations * (known * (1 - known) / inputs.counts[0]).sqrt()
+        assert before.drawn[0] - drawn[0] > 0.01, "less than what any class may lose: this would prove nothing"
+        assert judge.sees_harm(before, replace(before, drawn=drawn)) == harm
 
 
 def test_own_items_have_the_last_word(run: Run, network: MaskedNetwork) -> None:
